@@ -1,0 +1,1 @@
+"""From runs to tables, statistics and verdicts."""

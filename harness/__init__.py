@@ -1,0 +1,1 @@
+"""One pilot run, from configuration to tracked result."""

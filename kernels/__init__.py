@@ -1,0 +1,1 @@
+"""NKI kernels, their references, custom ops and torchtitan overrides."""
