@@ -1,7 +1,7 @@
 """The run directory: the single source of truth about one pilot.
 
-Documents (``status.json``, ``summary.json``, ...) are replaced atomically, streams (``rows.jsonl``, ...) are append-only,
-one JSON object per line, and a torn last line (a writer killed in mid-write) is tolerated on reading. Non-finite floats
+Documents (``status.json``, ``summary.json``, ...) are replaced atomically. Streams (``rows.jsonl``, ...) are only ever
+appended to, one JSON object per line, and a torn last line (a writer killed in mid-write) is tolerated on reading. Non-finite floats
 are stored as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since JSON has no others.
 """
 
@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Status:
 
 
 class JsonLines:
-    """An append-only stream of JSON objects; every ``append`` is handed to the kernel as one write before it returns."""
+    """An append-only stream of JSON objects; each ``append`` is handed to the kernel before it returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -240,12 +240,8 @@ def repair(run: RunDir) -> Status | None:
     status = run.status()
     if status is None or status.state != RUNNING or status.host != socket.gethostname() or is_alive(status):
         return None
-    fields = asdict(status) | {
-        "state": KILLED,
-        "reason": f"the harness process {status.pid} is gone (killed or the machine restarted) in {status.phase or 'start-up'}",
-        "ended": now(),
-    }
-    repaired = Status(**fields)
+    reason = f"the harness process {status.pid} vanished (killed, or a restart) while in {status.phase or 'start-up'}"
+    repaired = replace(status, state=KILLED, reason=reason, ended=now())
     run.write_status(repaired)
     return repaired
 

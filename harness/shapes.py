@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Widths and depths of a Qwen3 decoder; dense when ``num_experts`` is 0, else every layer is a mixture of experts."""
+    """Widths and depths of a Qwen3 decoder; dense when ``num_experts`` is 0, else a mixture of experts per layer."""
 
     num_layers: int
     hidden: int
