@@ -1,0 +1,150 @@
+"""From a TitanSpec to torchtitan's trainer configuration: what all paths share, and the native paths' model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config.configs import CommConfig, DebugConfig
+from torchtitan.config.override import OverrideConfig, parse_cli_imports
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import device_type
+from torchtitan.trainer import Trainer
+
+from harness.paths import load_path
+from harness.titan import cpu, data, measure, native
+from harness.titan.spec import DataSpec, TitanSpec
+
+RECOMPUTE = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
+
+
+def spec_or_default(name: str) -> TitanSpec:
+    """The launcher's spec, or the path at full scale with torchtitan's own c4_test where no launcher set one."""
+    spec = TitanSpec.from_environment(name)
+    return spec if spec is not None else default_spec(name)
+
+
+def default_spec(name: str) -> TitanSpec:
+    """The path at full scale over as many ranks as this process belongs to."""
+    import os
+
+    path = load_path(name)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return TitanSpec(
+        path=name,
+        shape=path.full_shape(),
+        seq_len=path.full.seq_len,
+        local_batch_size=path.full.local_batch_size,
+        global_batch_size=path.full.global_batch_size,
+        steps=10,
+        ranks=ranks,
+        device=device_type,
+        learning_rate=path.full.learning_rate,
+        warmup_steps=path.full.warmup_steps,
+        mixed_precision_param=path.full.mixed_precision_param,
+        recompute="selective",
+        data=DataSpec(),
+    )
+
+
+def native_trainer(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
+    """The library's configuration with the model, batch, data and precision of ``spec``."""
+    if not spec.document_mask:
+        attention = "causal"
+    else:
+        attention = "flex" if device_type == "cuda" else "dense_mask"
+    assert config.model_spec is not None
+    model = native.qwen3_model(spec.shape, attention=attention)
+    config.model_spec = dataclasses.replace(config.model_spec, model=model)
+    config.loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.shape.vocab))
+    return apply(config, spec)
+
+
+def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
+    """Everything but the model: batch, data, precision, sharding, checkpoints, and the guards around the model."""
+    assert config.model_spec is not None
+    data.register(spec.data)
+    config.model_spec = guarded(config.model_spec, spec)
+    config.hf_assets_path = spec.data.tokenizer
+    config.dump_folder = spec.dump_folder
+    config.dataloader = data.PilotDataLoader.Config(dataset=spec.data.name, documents=_documents(spec))
+    config.metrics = MetricsProcessor.Config(log_freq=1, disable_color_printing=True)
+    config.optimizer = default_adamw(lr=spec.learning_rate)
+    config.lr_scheduler = LRSchedulersContainer.Config(warmup_steps=spec.warmup_steps)
+    config.training = TrainingConfig(
+        local_batch_size=spec.local_batch_size,
+        global_batch_size=spec.global_batch_size,
+        seq_len=spec.seq_len,
+        steps=spec.steps,
+        dtype=spec.dtype,
+        mixed_precision_param=spec.mixed_precision_param,
+        disable_cuda_graphs=True,  # eager, as on Trainium
+    )
+    config.parallelism = ParallelismConfig(
+        data_parallel_shard_degree=spec.ranks,
+        spmd_backend=spec.resolved_spmd_backend(torch.__version__, transformers_backend=spec.path.startswith("hf_")),
+    )
+    config.checkpoint = _checkpoint(spec)
+    config.activation_checkpoint = RECOMPUTE[spec.recompute]()
+    config.compile = CompileConfig(enable=spec.compile)
+    if spec.compile_backend is not None:
+        config.compile.backend = spec.compile_backend
+    config.comm = CommConfig(init_timeout_seconds=spec.init_timeout_s, train_timeout_seconds=spec.train_timeout_s)
+    config.debug = DebugConfig(seed=spec.seed, deterministic=spec.deterministic, enable_structured_logging=False)
+    config.override = OverrideConfig(imports=parse_cli_imports(list(spec.override_imports)))
+    return config
+
+
+def guarded(model_spec: ModelSpec, spec: TitanSpec) -> ModelSpec:
+    """``model_spec`` whose model is refused unless it is the one asked for, and checked once it is initialised."""
+    parallelize = model_spec.parallelize_fn
+    after_optimizer = model_spec.post_optimizer_build_fn
+
+    def parallelize_checked(model: nn.Module, **kwargs: Any) -> nn.Module:
+        built = measure.refuse_other_model(model, spec.shape, spec.path)
+        report("model", True, layers=built.shape.num_layers, hidden=built.shape.hidden, params=built.total_params)
+        model = parallelize(model, **kwargs)
+        if device_type == "cpu":
+            cpu.use_plain_sums(model)
+        return model
+
+    return dataclasses.replace(
+        model_spec, flavor=spec.path, parallelize_fn=parallelize_checked, post_optimizer_build_fn=after_optimizer
+    )
+
+
+def report(check: str, passed: bool, **evidence: object) -> None:
+    """One line that the log reader turns into a check: ``[pilot] check NAME pass|fail key=value ...``."""
+    values = " ".join(f"{key}={value}" for key, value in evidence.items())
+    logger.info(f"[pilot] check {check} {'pass' if passed else 'fail'} {values}")
+
+
+def _documents(spec: TitanSpec) -> str:
+    if not spec.document_mask:
+        return "ignore"
+    return "positions" if device_type == "cuda" else "dense_mask"
+
+
+def _checkpoint(spec: TitanSpec) -> CheckpointManager.Config:
+    checkpoint = spec.checkpoint
+    config = CheckpointManager.Config(
+        enable=checkpoint.enable,
+        folder=checkpoint.folder,
+        initial_load_path=checkpoint.initial_load_path,
+        initial_load_in_hf=checkpoint.initial_load_path is not None,
+        last_save_in_hf=checkpoint.export_last,
+        export_dtype=checkpoint.export_dtype,
+    )
+    if checkpoint.interval is not None:
+        config.interval = checkpoint.interval
+    return config
