@@ -1,0 +1,233 @@
+"""Where a run's warm-up ends, what interrupts the steady part, and when there is no steady part (numbers only, no I/O).
+
+``find_phases`` takes seconds per step and returns a ``Phases``. Two rules are known:
+
+``settle``
+    The rule of this project. The slow first steps (compilation) and a decaying ramp end the warm-up; single slow steps
+    later are listed and do not end the steady part; drift, wandering, two levels and wide spread give
+    ``no_steady_state``; too few steps give ``too_short``. See harness/warmup.py and harness/stability.py.
+``skip_first``
+    The simple stated rule: the first ``skip`` steps are warm-up, whatever the numbers say. It never looks at the data,
+    so it finds no recompile, and no lack of a steady state either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+STEADY, NO_STEADY_STATE, TOO_SHORT = "steady", "no_steady_state", "too_short"
+RULES = ("settle", "skip_first")
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass
+class PhasesConfig:
+    """Parameters of the rule that separates warm-up from steady state (Hydra group ``phases``)."""
+
+    rule: str = "skip_first"
+    """settle or skip_first."""
+    skip: int = 1
+    """Warm-up steps of ``skip_first``; ``settle`` does not use it."""
+    min_steady: int = 6
+    """Fewest logged steady steps; below it the run is too_short. Six is where a 95 % interval of a median first exists."""
+    slow_ratio: float = 1.25
+    """A step this many times the steady median, or more, is slow: compilation at the start, a listed outlier later."""
+    slow_sigmas: float = 5.0
+    """A slow step is also at least this many standard deviations of the noise above the steady median."""
+    max_warmup_share: float = 0.6
+    """A run that has not settled within this share of its steps has no steady state."""
+    max_drift: float = 0.04
+    """Largest steady change from first to last steady step along a straight line, relative to the median."""
+    max_wander: float = 0.05
+    """Largest distance between the lowest and highest level that the steady part visits, relative to the median."""
+    max_level_gap: float = 0.04
+    """Largest distance between two levels that the steps alternate between, relative to the median."""
+    max_spread: float = 0.10
+    """Largest standard deviation of the steady steps (robust), relative to the median."""
+    max_slow_share: float = 0.15
+    """Largest share of slow steps in the steady part; more are a second level, not outliers."""
+    confidence: float = 0.95
+    """Coverage of the interval of the steady median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowStep:
+    """One slow logged step of the steady part."""
+
+    step: int
+    """Last step of the logged interval; the slow step itself where every step is logged."""
+    cause: str
+    """``recompile`` (nothing in the log explains it) or what the log says: checkpoint, validation, gc, data ..."""
+    excess_s: float
+    """Seconds above the steady median, over the whole interval."""
+    ratio: float
+    """Seconds per step relative to the steady median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """What a rule found. Times are seconds per step; None is a number that could not be had (``reason`` says why)."""
+
+    rule: str
+    phase: str
+    reason: str = ""
+    warmup_steps: int | None = None
+    """Number of warm-up steps, from the first step of the run."""
+    first_steady_step: int | None = None
+    steady_steps: int = 0
+    """Number of steps after the warm-up, slow ones included."""
+    slow_steps: tuple[SlowStep, ...] = ()
+    compile_s: float | None = None
+    """Time above the steady median in warm-up and recompiles, seconds; pauses that the log explains do not count."""
+    median: float | None = None
+    """Median over the steady steps that are not slow, from ``settled_from`` on."""
+    median_low: float | None = None
+    median_high: float | None = None
+    settled_from: int | None = None
+    """First step used for the median: later than ``first_steady_step`` only after a ramp, whose tail would bias it."""
+    mean: float | None = None
+    """Mean over all steady steps, slow ones included: what the run costs per step once it is warm."""
+    quartile_low: float | None = None
+    quartile_high: float | None = None
+    cov: float | None = None
+    """Standard deviation over mean of all steady steps, slow ones included."""
+    noise: float | None = None
+    """Standard deviation of the undisturbed steady steps, robust, relative to the median."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """What the decision was based on: drift, wander, level_gap, spread, ramp_excess, ramp_tau ..."""
+
+    @property
+    def recompile_steps(self) -> tuple[int, ...]:
+        return tuple(slow.step for slow in self.slow_steps if slow.cause == "recompile")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Logged step times: ``seconds[i]`` per step over ``num_steps[i]`` steps that end with ``last_step[i]``."""
+
+    seconds: FloatArray
+    last_step: NDArray[np.int64]
+    num_steps: NDArray[np.int64]
+    cause: tuple[str, ...]
+    """What the log says interrupted the interval (checkpoint, ...), or an empty string."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def find_phases(
+    step_s: ArrayLike,
+    config: PhasesConfig | None = None,
+    *,
+    last_step: Sequence[int] | None = None,
+    num_steps: Sequence[int] | None = None,
+    causes: Sequence[str] | None = None,
+) -> Phases:
+    """Apply the rule of ``config`` to step times.
+
+    ``step_s``: shape (n,), seconds per step (any unit will do), in order. Where not every step is logged, ``last_step``
+    (n,) is the step each value was logged at and ``num_steps`` (n,) how many steps it is the mean of. ``causes`` (n,)
+    names pauses known from elsewhere ("checkpoint", "" for none): such a step is never taken for a recompile.
+
+    Raises ValueError for an unknown rule, values that are not positive and finite, or lengths that differ.
+    """
+    config = config or PhasesConfig()
+    if config.rule not in RULES:
+        raise ValueError(f"unknown phases.rule '{config.rule}'; known are {', '.join(RULES)}")
+    series = _series(step_s, last_step, num_steps, causes)
+    if len(series) == 0:
+        return Phases(rule=config.rule, phase=TOO_SHORT, reason="no step time at all")
+    if config.rule == "skip_first":
+        return _skip_first(series, config)
+    raise NotImplementedError("settle")
+
+
+def _series(
+    step_s: ArrayLike,
+    last_step: Sequence[int] | None,
+    num_steps: Sequence[int] | None,
+    causes: Sequence[str] | None,
+) -> Series:
+    seconds = np.asarray(step_s, dtype=np.float64)
+    n = len(seconds)
+    last = np.arange(1, n + 1) if last_step is None else np.asarray(last_step, dtype=np.int64)
+    if num_steps is None:
+        count = np.diff(last, prepend=last[0] - 1) if n else np.ones(0, dtype=np.int64)
+    else:
+        count = np.asarray(num_steps, dtype=np.int64)
+    cause = tuple(causes) if causes is not None else ("",) * n
+    if not len(last) == len(count) == len(cause) == n:
+        raise ValueError(f"step_s has {n} values, last_step {len(last)}, num_steps {len(count)}, causes {len(cause)}")
+    if n and not (np.isfinite(seconds).all() and (seconds > 0).all() and (count > 0).all()):
+        raise ValueError("step times must be finite and positive, and every interval at least one step long")
+    return Series(seconds, last, count, cause)
+
+
+def _skip_first(series: Series, config: PhasesConfig) -> Phases:
+    first = int(series.last_step[0] - series.num_steps[0] + 1)
+    start = int(np.searchsorted(series.last_step, first + config.skip - 1, side="left")) + 1 if config.skip > 0 else 0
+    if len(series) - start < config.min_steady:
+        return _too_short(series, start, config)
+    return describe(series, start, start, (), config)
+
+
+def _too_short(series: Series, start: int, config: PhasesConfig) -> Phases:
+    left = max(0, len(series) - start)
+    return Phases(
+        rule=config.rule,
+        phase=TOO_SHORT,
+        reason=f"{left} logged steps after a warm-up of {start}, at least {config.min_steady} are needed",
+        steady_steps=int(series.num_steps[start:].sum()),
+    )
+
+
+def describe(
+    series: Series, start: int, settled: int, slow: Sequence[int], config: PhasesConfig, **measures: float
+) -> Phases:
+    """The result for a steady part that begins at index ``start``; ``slow`` are indices of its slow steps."""
+    from harness.medians import median_interval, robust_sd
+
+    quiet = np.ones(len(series), dtype=bool)
+    quiet[: max(start, settled)] = False
+    quiet[list(slow)] = False
+    values = series.seconds[quiet]
+    median, low, high = median_interval(values, config.confidence)
+    steady, weight = series.seconds[start:], series.num_steps[start:]
+    mean = float(np.average(steady, weights=weight))
+    excess = (series.seconds - median) * series.num_steps
+    slow_steps = tuple(
+        SlowStep(
+            step=int(series.last_step[i]),
+            cause=series.cause[i] or "recompile",
+            excess_s=float(excess[i]),
+            ratio=float(series.seconds[i] / median),
+        )
+        for i in slow
+    )
+    compiling = sum(float(excess[i]) for i in slow if not series.cause[i])
+    warmup_steps = int(series.num_steps[:start].sum())
+    first_of = series.last_step - series.num_steps + 1
+    return Phases(
+        rule=config.rule,
+        phase=STEADY,
+        warmup_steps=warmup_steps,
+        first_steady_step=int(first_of[start]),
+        steady_steps=int(weight.sum()),
+        slow_steps=slow_steps,
+        compile_s=max(0.0, float(excess[:start].sum())) + compiling,
+        median=median,
+        median_low=low,
+        median_high=high,
+        settled_from=int(first_of[max(start, settled)]),
+        mean=mean,
+        quartile_low=float(np.quantile(values, 0.25)),
+        quartile_high=float(np.quantile(values, 0.75)),
+        cov=float(np.sqrt(np.average((steady - mean) ** 2, weights=weight)) / mean),
+        noise=float(robust_sd(values) / median),
+        measures=dict(measures),
+    )
