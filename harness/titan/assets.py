@@ -127,7 +127,7 @@ def tokenizer_entries(directory: Path) -> int:
     return 1 + max(itertools.chain(ids, (token["id"] for token in tokenizer.get("added_tokens", []))), default=-1)
 
 
-def _train(texts: Iterator[str], vocab: int):  # noqa: ANN202 - tokenizers is imported only here
+def _train(texts: Iterator[str], vocab: int):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

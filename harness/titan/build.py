@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torchtitan.tools.utils import device_type
 from torchtitan.trainer import Trainer
 
 from harness.paths import load_path
-from harness.titan import cpu, data, measure, native
+from harness.titan import cpu, data, measure, native, rope
 from harness.titan.spec import DataSpec, TitanSpec
 
 RECOMPUTE = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
@@ -59,12 +58,9 @@ def default_spec(name: str) -> TitanSpec:
 
 def native_trainer(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     """The library's configuration with the model, batch, data and precision of ``spec``."""
-    if not spec.document_mask:
-        attention = "causal"
-    else:
-        attention = "flex" if device_type == "cuda" else "dense_mask"
+    masked = "flex" if uses_flex(spec) else "dense_mask"
     assert config.model_spec is not None
-    model = native.qwen3_model(spec.shape, attention=attention)
+    model = native.qwen3_model(spec.shape, attention=masked if spec.document_mask else "causal")
     config.model_spec = dataclasses.replace(config.model_spec, model=model)
     config.loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=spec.shape.vocab))
     return apply(config, spec)
@@ -118,9 +114,37 @@ def guarded(model_spec: ModelSpec, spec: TitanSpec) -> ModelSpec:
             cpu.use_plain_sums(model)
         return model
 
+    def check_initialised(optimizers: Any, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+        for model in model_parts:
+            check_initialisation(model, spec)
+        if after_optimizer is not None:
+            after_optimizer(optimizers, model_parts, parallel_dims)
+
     return dataclasses.replace(
-        model_spec, flavor=spec.path, parallelize_fn=parallelize_checked, post_optimizer_build_fn=after_optimizer
+        model_spec, flavor=spec.path, parallelize_fn=parallelize_checked, post_optimizer_build_fn=check_initialised
     )
+
+
+def check_initialisation(model: nn.Module, spec: TitanSpec) -> None:
+    """Settle and check what initialisation left behind, before any checkpoint is loaded.
+
+    Raises:
+        RuntimeError: the RoPE tables are not those of the model; training on would look healthy and be worthless.
+    """
+    tables = rope.settle(model, spec.shape)
+    report("rope_buffers", tables.passed, **dataclasses.asdict(tables), theta=spec.shape.rope_theta)
+    if not tables.passed:
+        raise RuntimeError(
+            f"RoPE tables differ from theta={spec.shape.rope_theta:g}, head_dim={spec.shape.head_dim} "
+            f"by {tables.max_abs_diff:g} (at most {rope.TOLERANCE:g} expected) in {tables.modules} modules"
+        )
+    shared = model.tok_embeddings.weight is model.lm_head.weight
+    report("tied_embedding", shared == spec.shape.tied, tied=shared, expected=spec.shape.tied)
+
+
+def uses_flex(spec: TitanSpec) -> bool:
+    """Whether document masks go to the library's FlexAttention: it trains on CUDA only."""
+    return spec.document_mask and device_type == "cuda"
 
 
 def report(check: str, passed: bool, **evidence: object) -> None:
@@ -132,7 +156,7 @@ def report(check: str, passed: bool, **evidence: object) -> None:
 def _documents(spec: TitanSpec) -> str:
     if not spec.document_mask:
         return "ignore"
-    return "positions" if device_type == "cuda" else "dense_mask"
+    return "positions" if uses_flex(spec) else "dense_mask"
 
 
 def _checkpoint(spec: TitanSpec) -> CheckpointManager.Config:

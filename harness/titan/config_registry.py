@@ -23,3 +23,12 @@ def moe_nki() -> Trainer.Config:
     from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
 
     return native_trainer(qwen3_30b_a3b(), spec_or_default("moe_nki"))
+
+
+def hf_4b() -> Trainer.Config:
+    """Qwen3-4B-Instruct-2507 as Transformers builds it, trained by torchtitan."""
+    from torchtitan.experiments.transformers_modeling_backend.config_registry import transformers_modeling_backend_full
+
+    from harness.titan.transformers_path import transformers_trainer
+
+    return transformers_trainer(transformers_modeling_backend_full(), spec_or_default("hf_4b"))

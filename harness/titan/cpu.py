@@ -28,7 +28,7 @@ TRITON_MODULE = "torchtitan.distributed.minimal_async_ep.kernels"
 
 
 def accelerator() -> str | None:
-    """Type of the accelerator that torch finds ("cuda", "neuron", ...), by torchtitan's own question; None: only CPU."""
+    """Type of the accelerator that torch finds ("cuda", "neuron", ...), as torchtitan asks it; None: only CPU."""
     import torch._utils
 
     return torch._utils._get_available_device_type()

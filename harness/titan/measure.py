@@ -1,11 +1,10 @@
-"""What a built model really is: its shape and parameters read from the modules, and its RoPE tables."""
+"""What a built model really is: its shape and its parameters, read from the modules."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from harness.shapes import ModelShape
@@ -27,8 +26,8 @@ class Measured:
 
 def measure(model: nn.Module) -> Measured:
     """Read the shape from modules and weights (before sharding) rather than from the configuration they came from."""
-    shape = _native_shape(model) if hasattr(model, "tok_embeddings") and hasattr(model, "config") else None
-    assert shape is not None, f"{type(model).__name__} is no model that this project builds"
+    inner = getattr(model, "model", None)  # the Transformers backend wraps the class that Transformers would load
+    shape = _native_shape(model) if inner is None else _transformers_shape(inner)
     total = sum(parameter.numel() for parameter in model.parameters())
     expert_params = 3 * shape.hidden * shape.moe_ffn * shape.num_experts * shape.num_layers
     unused = expert_params * (shape.num_experts - shape.top_k) // max(shape.num_experts, 1)
@@ -82,12 +81,21 @@ def _native_shape(model: nn.Module) -> ModelShape:
     )
 
 
-def inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
-    """RoPE's angular frequencies in float32, [head_dim / 2]: theta ** (-2 i / head_dim) (arXiv 2104.09864, section 3.2.2)."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / theta**exponent
-
-
-def max_difference(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Largest absolute difference, infinite where either holds a NaN."""
-    return (left.float().cpu() - right.float().cpu()).abs().nan_to_num(nan=float("inf")).max().item()
+def _transformers_shape(model: nn.Module) -> ModelShape:
+    decoder = model.model
+    layers = list(decoder.layers.values()) if isinstance(decoder.layers, nn.ModuleDict) else list(decoder.layers)
+    attention = layers[0].self_attn
+    head_dim = attention.head_dim
+    vocab, hidden = decoder.embed_tokens.weight.shape
+    return ModelShape(
+        num_layers=len(layers),
+        hidden=hidden,
+        num_heads=attention.q_proj.weight.shape[0] // head_dim,
+        num_kv_heads=attention.k_proj.weight.shape[0] // head_dim,
+        head_dim=head_dim,
+        ffn=layers[0].mlp.gate_proj.weight.shape[0],
+        vocab=vocab,
+        tied=decoder.embed_tokens.weight is model.lm_head.weight,
+        rope_theta=decoder.rotary_emb.config.rope_parameters["rope_theta"],
+        norm_eps=decoder.norm.variance_epsilon,
+    )

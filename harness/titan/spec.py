@@ -94,7 +94,7 @@ class TitanSpec:
     override_imports: tuple[str, ...] = ()
     """Targets of torchtitan's ``--override.imports``: kernel swaps, each ``module.function`` or with ``={json}``."""
     hf_model: str | None = None
-    """Directory (or hub id) whose config.json the Transformers backend builds from; None: one written from ``shape``."""
+    """Directory or hub id whose config.json the Transformers backend builds from; None: one written from ``shape``."""
     data: DataSpec = field(default_factory=DataSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     init_timeout_s: int = 300
