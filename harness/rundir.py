@@ -1,8 +1,8 @@
 """The run directory: the single source of truth about one pilot.
 
 Documents (``status.json``, ``summary.json``, ...) are replaced atomically. Streams (``rows.jsonl``, ...) are only ever
-appended to, one JSON object per line, and a torn last line (a writer killed in mid-write) is tolerated on reading. Non-finite floats
-are stored as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since JSON has no others.
+appended to, one JSON object per line, and a torn last line (a writer killed in mid-write) is tolerated on reading.
+Non-finite floats are stored as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since JSON has no others.
 """
 
 from __future__ import annotations
@@ -204,12 +204,36 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         return
     with file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+            record = _parse_line(line)
+            if record is not None:
                 yield record
+
+
+class GrowingJsonLines:
+    """Reads a JSON-lines file while it grows: each call of :meth:`new` gives the objects completed since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := _parse_line(line)) is not None]
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def tail(path: Path, num_lines: int, max_bytes: int) -> str:

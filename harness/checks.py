@@ -1,0 +1,119 @@
+"""What a run must prove. Each check has a verdict and the evidence for it; nothing passes for want of evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.logs import Event, Row
+from harness.plan import Plan
+from harness.watch import End
+
+PASS, FAIL, SKIPPED = "pass", "fail", "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """``value`` is the number behind the verdict, where there is one; MLflow shows it as ``check/<name>``."""
+
+    name: str
+    verdict: str
+    evidence: str
+    value: float | None = None
+
+
+def judge(name: str, passed: bool, evidence: str, value: float | None = None) -> Check:
+    return Check(name, PASS if passed else FAIL, evidence, value)
+
+
+IN_TRAINING = ("model", "rope_buffers", "tied_embedding")
+"""Checks that the training process itself makes and logs as ``[pilot] check NAME pass|fail key=value ...``."""
+
+
+def run_checks(plan: Plan, rows: Sequence[Row], events: Sequence[Event], end: End) -> list[Check]:
+    """All checks of one run, in the order in which a person would ask."""
+    train = [row for row in rows if row.kind == "train"]
+    checks = [completed(end), steps_logged(plan, train), losses_finite(train), model_parameters(plan, events)]
+    reports = reported(events)
+    checks += [from_training(name, reports.get(name)) for name in IN_TRAINING]
+    checks.append(model_layers(plan, reports.get("model")))
+    return checks
+
+
+def completed(end: End) -> Check:
+    evidence = f"torchrun exit code {end.exit_code}" + (f"; ended by the harness: {end.cause}" if end.cause else "")
+    return judge("completed", end.exit_code == 0 and not end.cause, evidence)
+
+
+def steps_logged(plan: Plan, rows: Sequence[Row]) -> Check:
+    """Every step that torchtitan logs is there once: step 1, then the multiples of log_freq."""
+    steps, every = plan.config.train.steps, plan.config.train.log_freq
+    expected = [step for step in range(1, steps + 1) if step == 1 or step % every == 0]
+    found = [row.step for row in rows]
+    return judge(
+        "steps_logged", found == expected, f"{len(found)} of {len(expected)} steps that are logged", len(found)
+    )
+
+
+def losses_finite(rows: Sequence[Row]) -> Check:
+    bad = [row.step for row in rows if row.loss is None or not math.isfinite(row.loss)]
+    if not rows:
+        return Check("losses_finite", FAIL, "no loss was logged")
+    return judge("losses_finite", not bad, f"not finite at steps {bad[:5]}" if bad else f"{len(rows)} finite losses")
+
+
+def model_parameters(plan: Plan, events: Iterable[Event]) -> Check:
+    """The parameters that torchtitan counted against those computed from the shape."""
+    expected = plan.shape.num_params()
+    found = [event.data.get("parameters") for event in events if event.kind == "model_size"]
+    if not found:
+        return Check("model_parameters", FAIL, f"the log names no model size, {expected:,} were expected")
+    same = found[0] == expected
+    evidence = f"{found[0]:,} parameters in the log, {expected:,} from the configuration"
+    return judge("model_parameters", same, evidence, float(found[0]))
+
+
+def model_layers(plan: Plan, report: Report | None) -> Check:
+    """The layers that the training process counted in the model it built."""
+    expected, layers = plan.shape.num_layers, report.number("layers") if report else None
+    if layers is None:
+        return Check("model_layers", FAIL, f"the training named no layers, {expected} were expected")
+    return judge("model_layers", layers == expected, f"{layers:.0f} layers built, {expected} expected", layers)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One ``[pilot] check`` line."""
+
+    verdict: str
+    values: dict[str, str]
+
+    def number(self, name: str) -> float | None:
+        try:
+            return float(self.values[name])
+        except (KeyError, ValueError):
+            return None
+
+
+def reported(events: Iterable[Event]) -> dict[str, Report]:
+    """The checks that the training process logged, by name; the last of a name counts."""
+    found = {}
+    for event in events:
+        if event.kind == "pilot_check":
+            verdict, *pairs = str(event.data.get("values") or "").split()
+            values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            found[str(event.data["name"])] = Report(verdict, values)
+    return found
+
+
+def from_training(name: str, report: Report | None) -> Check:
+    """A check made in the training process: its own verdict, and a failure if it never reported."""
+    if report is None:
+        return Check(name, FAIL, "the training process did not report it")
+    evidence = ", ".join(f"{key} {value}" for key, value in report.values.items())
+    return Check(name, PASS if report.verdict == PASS else FAIL, evidence, report.number("max_abs_diff"))
+
+
+def failed(checks: Iterable[Check]) -> list[str]:
+    return [check.name for check in checks if check.verdict == FAIL]

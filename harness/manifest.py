@@ -1,0 +1,123 @@
+"""Under which circumstances a run took place: command, versions, code, hardware, environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.plan import Plan, package_version
+from harness.privacy import redact
+from harness.rundir import now, to_jsonable
+
+PACKAGES = (
+    "torch",
+    "torchtitan",
+    "transformers",
+    "torch-neuronx",
+    "neuronx-cc",
+    "nki",
+    "tokenizers",
+    "datasets",
+    "safetensors",
+    "mlflow",
+    "hydra-core",
+    "numpy",
+    "pandas",
+    "psutil",
+)
+# What shapes a run from outside; the rest of the environment is nobody's business.
+ENVIRONMENT = (
+    "OMP_", "MKL_", "TORCH", "PYTORCH", "NEURON", "NCCL", "GLOO", "FI_", "HF_", "CUDA_", "NVIDIA_", "SLURM_", "MLFLOW_",
+    "PILOT_", "PYTHON", "TOKENIZERS_", "XLA_", "NKI_", "AWS_", "HYDRA_",
+)  # fmt: skip
+# Keys that say where and as which repetition a run took place, not what it is.
+NOT_IDENTITY = ("runs", "experiment_name", "replicate", "block", "order", "tracking", "dry_run", "launch")
+
+
+def make_manifest(plan: Plan, *, command: list[str], env: dict[str, str], argv: list[str]) -> dict[str, Any]:
+    """The manifest as plain data, secrets redacted."""
+    recorded = {key: value for key, value in sorted((os.environ | env).items()) if key.startswith(ENVIRONMENT)}
+    return redact(
+        {
+            "created": now(),
+            "argv": argv,
+            "command": command,
+            "config_hash": config_hash(plan),
+            "versions": versions(),
+            "git": git_state(Path(__file__).resolve().parent.parent),
+            "hardware": hardware(plan),
+            "environment": recorded,
+        }
+    )
+
+
+def config_hash(plan: Plan) -> str:
+    """Hash of all of the configuration that decides what is measured; equal for replicates."""
+    config = {key: value for key, value in asdict(plan.config).items() if key not in NOT_IDENTITY}
+    text = json.dumps(to_jsonable(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that matter and are installed, read without importing them."""
+    found = {name: package_version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: value for name, value in found.items() if value}
+
+
+def git_state(directory: Path) -> dict[str, Any]:
+    """Commit and whether the work tree differs from it; empty outside a checkout."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def hardware(plan: Plan) -> dict[str, Any]:
+    """The machine as far as it matters for a comparison."""
+    import psutil
+
+    return {
+        "hostname": socket.gethostname(),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "device": plan.config.platform.device,
+        "platform": plan.config.platform.name,
+        "instance_type": _read("/sys/devices/virtual/dmi/id/product_name"),
+        "num_neuron_devices": len(list(Path("/dev").glob("neuron[0-9]*"))),
+        "num_cuda_devices": len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        "python_executable": Path(sys.executable).name,
+    }
+
+
+def _cpu_model() -> str:
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.lower().startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,221 @@
+"""From the typed configuration to one without gaps: platform found, scale decided, every number checked.
+
+No torch is imported, nothing is started: a plan is made on any machine.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from harness.schema import PilotConfig, PlatformConfig
+from harness.shapes import ModelShape
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+DTYPES = ("bfloat16", "float32")
+TRN2_48XLARGE_DEVICES = 16
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message says what is wrong, what was expected and what to type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is going to be trained, where and how: the configuration with every gap filled, and what follows from it."""
+
+    config: PilotConfig
+    shape: ModelShape
+    """The model that is built."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.path.name}-{self.config.kernel.name}"
+
+    @property
+    def ranks(self) -> int:
+        return known(self.config.platform.num_ranks)
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.config.rehearsal
+
+    @property
+    def micro_batches(self) -> int:
+        """Gradient accumulation steps."""
+        train = self.config.train
+        return known(train.global_batch_size) // (known(train.local_batch_size) * self.ranks)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return known(self.config.train.global_batch_size) * known(self.config.train.seq_len)
+
+
+def known(value: int | None) -> int:
+    """A number that :func:`make_plan` has filled in."""
+    assert value is not None
+    return value
+
+
+def make_plan(config: PilotConfig) -> Plan:
+    """Fill the gaps of a configuration and check it.
+
+    Raises:
+        ConfigError: an impossible or contradictory value.
+    """
+    platform = find_platform(config.platform)
+    rehearsal = config.scale.rehearsal if config.scale.rehearsal is not None else platform.device == "cpu"
+    if platform.device == "cpu" and not rehearsal:
+        raise ConfigError("full scale does not train on CPU: leave out scale.rehearsal=false, or name an accelerator")
+    _check_scale(config)
+    platform = replace(platform, num_ranks=_num_ranks(config, platform, rehearsal))
+    train = _fill_training(config, known(platform.num_ranks), rehearsal)
+    config = replace(config, platform=platform, train=train, rehearsal=rehearsal)
+    _check_training(config)
+    _check_names(config)
+    shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
+    if config.scale.num_layers is not None:
+        shape = replace(shape, num_layers=config.scale.num_layers)
+    return Plan(config=config, shape=shape)
+
+
+# -- platform -----------------------------------------------------------------------------------------------------
+
+
+def find_platform(asked: PlatformConfig) -> PlatformConfig:
+    """``asked`` itself, or, for ``auto``, the platform of this machine with the values that were asked for on top."""
+    if asked.name != "auto":
+        return asked
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.merge(PlatformConfig, OmegaConf.load(CONF / "platform" / f"{detect_platform()}.yaml"))
+    values = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "name"}
+    return OmegaConf.to_object(OmegaConf.merge(found, {key: value for key, value in values.items() if value}))
+
+
+def detect_platform() -> str:
+    """trn2_48xlarge, cuda or cpu, from the device files that the drivers make."""
+    neuron = sorted(Path("/dev").glob("neuron[0-9]*"))
+    if len(neuron) == TRN2_48XLARGE_DEVICES:
+        return "trn2_48xlarge"
+    if neuron:
+        raise ConfigError(
+            f"this machine has {len(neuron)} Neuron devices, a trn2.48xlarge has {TRN2_48XLARGE_DEVICES}: name the "
+            "platform, e.g. platform=trn2_48xlarge platform.num_ranks=4 platform.num_chips=1"
+        )
+    return "cuda" if num_cuda_devices() else "cpu"
+
+
+def num_cuda_devices() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) if shutil.which("nvidia-smi") else 0
+
+
+def _num_ranks(config: PilotConfig, platform: PlatformConfig, rehearsal: bool) -> int:
+    ranks = platform.num_ranks
+    if ranks is None:
+        ranks = config.path.rehearsal_ranks(torch_version()) if platform.device == "cpu" else num_cuda_devices()
+        if ranks == 0:
+            raise ConfigError("no CUDA device is found here: say how many ranks to plan for, e.g. platform.num_ranks=8")
+    _at_least("platform.num_ranks", ranks, 1)
+    usable = config.path.rehearsal_ranks(torch_version())
+    if platform.device == "cpu" and rehearsal and ranks > 1 and usable == 1:
+        raise ConfigError(
+            f"path={config.path.name} trains on one CPU rank with torch {torch_version()}: platform.num_ranks=1, "
+            f"or torch >= {config.path.rehearsal.multi_rank_min_torch}"
+        )
+    return ranks
+
+
+def torch_version() -> str | None:
+    """Version of the installed torch, without importing it; None where there is none."""
+    return package_version("torch")
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+def _fill_training(config: PilotConfig, ranks: int, rehearsal: bool):
+    train, full, small = config.train, config.path.full, config.path.rehearsal
+    scale = small if rehearsal else full
+    local = train.local_batch_size if train.local_batch_size is not None else scale.local_batch_size
+    planned = local * ranks if rehearsal else full.global_batch_size
+    return replace(
+        train,
+        seq_len=train.seq_len if train.seq_len is not None else scale.seq_len,
+        local_batch_size=local,
+        global_batch_size=train.global_batch_size if train.global_batch_size is not None else planned,
+        learning_rate=train.learning_rate if train.learning_rate is not None else scale.learning_rate,
+        warmup_steps=train.warmup_steps if train.warmup_steps is not None else scale.warmup_steps,
+        dtype=train.dtype if train.dtype is not None else scale.mixed_precision_param,
+    )
+
+
+def _check_scale(config: PilotConfig) -> None:
+    layers, promised = config.scale.num_layers, config.path.full_shape().num_layers
+    if layers is not None and not 1 <= layers <= promised:
+        raise ConfigError(f"scale.num_layers={layers}: path={config.path.name} has 1 to {promised} layers")
+
+
+def _check_training(config: PilotConfig) -> None:
+    train, ranks = config.train, known(config.platform.num_ranks)
+    for name in ("steps", "seq_len", "local_batch_size", "global_batch_size", "log_freq"):
+        _at_least(f"train.{name}", getattr(train, name), 1)
+    _at_least("train.warmup_steps", train.warmup_steps, 0)
+    _at_least("train.seed", train.seed, 0)
+    if train.learning_rate is None or not 0 < train.learning_rate < float("inf"):
+        raise ConfigError(f"train.learning_rate={train.learning_rate}: a positive number was expected")
+    _one_of("train.dtype", train.dtype, DTYPES)
+    micro = known(train.local_batch_size) * ranks
+    if known(train.global_batch_size) % micro:
+        raise ConfigError(
+            f"train.global_batch_size={train.global_batch_size} is no multiple of {train.local_batch_size} sequences "
+            f"x {ranks} ranks: try {nearest_multiples(known(train.global_batch_size), micro)}"
+        )
+    if config.platform.device == "neuron":
+        _one_of("platform.lnc", config.platform.lnc, (1, 2))
+        tile = 128 * known(config.platform.lnc)
+        if known(train.seq_len) % tile:
+            raise ConfigError(
+                f"train.seq_len={train.seq_len} is no multiple of {tile} (128 x LNC {config.platform.lnc}), which "
+                f"Trainium kernels need: try {nearest_multiples(known(train.seq_len), tile)}"
+            )
+
+
+def _check_names(config: PilotConfig) -> None:
+    if not re.fullmatch(r"[\w.+-]{1,100}", config.experiment_name) or config.experiment_name.startswith("."):
+        raise ConfigError(
+            f"experiment_name={config.experiment_name!r}: letters, digits and . _ + - were expected, no leading dot"
+        )
+    _one_of("kernel.backend", config.kernel.backend, ("auto", "neuron", "simulator", "reference"))
+    _one_of("init.mode", config.init.mode, ("random", "pretrained"))
+    _one_of("launch.on_nonfinite", config.launch.on_nonfinite, ("stop", "warn"))
+    _at_least("replicate", config.replicate, 0)
+    for name in ("grace_s", "stall_s", "compile_stall_s"):
+        _at_least(f"launch.{name}", getattr(config.launch, name), 0)
+
+
+def nearest_multiples(value: int, step: int) -> str:
+    """The valid values next to ``value``: "256 or 512"."""
+    below = value // step * step
+    return f"{below} or {below + step}" if below else str(step)
+
+
+def _at_least(name: str, value: float | None, least: int) -> None:
+    if value is None or not value >= least:
+        raise ConfigError(f"{name}={value}: at least {least} was expected")
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value}: one of {', '.join(map(str, allowed))} was expected")

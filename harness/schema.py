@@ -1,0 +1,163 @@
+"""The typed configuration of a pilot: one dataclass per Hydra group, registered so that a wrong key or type is refused.
+
+A field that is null by default is decided by the path and the platform (``harness.plan``); the configuration written to
+the run directory has no such gaps left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.data import DataConfig
+from harness.paths import PathConfig
+from harness.phases import PhasesConfig
+
+
+@dataclass
+class PlatformConfig:
+    """Where a pilot runs."""
+
+    name: str = "auto"
+    """auto, trn2_48xlarge, cuda, cpu."""
+    device: str = ""
+    """neuron, cuda or cpu: what torch calls the device."""
+    num_ranks: int | None = None
+    """Processes of torchrun on one node; null: one per device, or what the path's rehearsal uses on CPU."""
+    lnc: int | None = None
+    """Physical NeuronCores per logical NeuronCore (1 or 2); null where there are none."""
+    num_chips: int | None = None
+    """Accelerator chips of a node, for numbers per chip."""
+    chip: str = ""
+    """Name of the chip in the table of peaks (harness/peaks.py), e.g. trn2, h100; empty: what the log says."""
+    peak_flops_per_rank: float | None = None
+    """Overrides the table of peaks: dense FLOP/s of one rank's device at the training's precision."""
+    price_per_hour: float | None = None
+    """Price of the node per hour. There is no default: prices differ by region, contract and date."""
+    price_date: str | None = None
+    """When that price was read, recorded with the cost."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment of the ranks, beside what the harness was started with."""
+    device_flags: list[str] = field(default_factory=list)
+    """Further torchtitan options that this platform needs."""
+
+
+@dataclass
+class KernelConfig:
+    """Which kernels replace the library's modules."""
+
+    name: str = "baseline"
+    overrides: list[str] = field(default_factory=list)
+    """`--override.imports` of torchtitan, in order."""
+    backend: str = "auto"
+    """auto, neuron, simulator, reference: what executes a kernel. auto is neuron on Trainium, reference on CPU."""
+    layers: str = "*"
+    """Which layers are swapped: a pattern of layer numbers, e.g. `1[0-9]`."""
+    gate: bool = True
+    """Check the kernels against their references before launch."""
+
+
+@dataclass
+class InitConfig:
+    """Where the first weights come from."""
+
+    mode: str = "random"
+    """random or pretrained."""
+    path: str | None = None
+    """Directory of Hugging Face safetensors with config.json."""
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are shown. The run directory is written in any case."""
+
+    enabled: bool = True
+    uri: str | None = None
+    """Any MLflow tracking URI; null: sqlite in the runs directory."""
+    flush_s: float = 5.0
+    """How often new rows are sent while training, seconds."""
+    wait_s: float = 120.0
+    """How long the end of a pilot waits for a tracker that makes progress, seconds."""
+
+
+@dataclass
+class ScaleConfig:
+    """Size of the model relative to what the path promises."""
+
+    rehearsal: bool | None = None
+    """Narrow widths; null: true on CPU only."""
+    num_layers: int | None = None
+    """Fewer layers than the path promises, for tests. Such a run says so and is compared with its like only."""
+
+
+@dataclass
+class TrainConfig:
+    """The training itself. Null: as the path says for its scale."""
+
+    steps: int = 10
+    seq_len: int | None = None
+    """Tokens per sequence; on Trainium a multiple of 128 x LNC."""
+    local_batch_size: int | None = None
+    """Sequences per rank and micro step."""
+    global_batch_size: int | None = None
+    """Sequences per optimizer step over all ranks."""
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    """Steps over which the learning rate rises."""
+    dtype: str | None = None
+    """Type of the parameters in forward and backward: bfloat16 or float32."""
+    seed: int = 1
+    compile: bool = False
+    log_freq: int = 1
+    document_mask: bool = False
+    """False: plain causal attention and sequential positions. True: both stop at document boundaries."""
+
+
+@dataclass
+class LaunchConfig:
+    """How the processes are started, watched and ended."""
+
+    grace_s: float = 10.0
+    """Time for the ranks between SIGTERM and SIGKILL, seconds."""
+    stall_s: float = 600.0
+    """Longest time without a new step once steps are coming, seconds."""
+    compile_stall_s: float = 7200.0
+    """Longest time until the first step, seconds: on Trainium it compiles."""
+    on_nonfinite: str = "warn"
+    """stop or warn when a loss is NaN or infinite."""
+
+
+@dataclass
+class PilotConfig:
+    """One pilot."""
+
+    path: PathConfig = field(default_factory=PathConfig)
+    platform: PlatformConfig = field(default_factory=PlatformConfig)
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    phases: PhasesConfig = field(default_factory=PhasesConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    experiment_name: str = "pilot"
+    """Directory below `runs` and MLflow experiment."""
+    runs: str = "runs"
+    """Where run directories, caches and the local MLflow database go."""
+    replicate: int = 0
+    """Index of a repetition; changes nothing else."""
+    block: int | None = None
+    """Block of an interleaved sweep."""
+    order: int | None = None
+    """Place in the order of a sweep."""
+    rehearsal: bool = False
+    """Written by the harness: whether this is a rehearsal. Setting it does nothing."""
+    dry_run: bool = False
+    """Print command, environment, model identity and preflight; start nothing."""
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore as `pilot_schema`, the first entry of conf/config.yaml's defaults."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="pilot_schema", node=PilotConfig)

@@ -1,0 +1,154 @@
+"""What a pilot prints: what is about to run, what came out, and the table of a sweep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.progress import printable
+from harness.projection import number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.pilot import Outcome
+    from harness.plan import Plan
+    from harness.rundir import RunDir
+
+COLOURS = {"finished": "green", "failed": "red", "killed": "yellow"}
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True, stderr=stderr)
+
+
+def relative(path: Path) -> str:
+    """A path as a person would type it from here."""
+    try:
+        return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+    except OSError:
+        return str(path)
+
+
+def show_start(console: Console, plan: Plan, run: RunDir) -> None:
+    config, train, shape = plan.config, plan.config.train, plan.shape
+    experts = f", {shape.num_experts} experts top {shape.top_k}" if shape.is_moe else ""
+    kind = "rehearsal on CPU, real training at narrow widths" if plan.rehearsal else "full scale"
+    console.print(f"[bold]{config.path.name}[/] kernel={config.kernel.name} platform={config.platform.name} ({kind})")
+    console.print(
+        f"  {shape.num_layers} layers, hidden {shape.hidden}{experts}, {shape.num_params():,} parameters; "
+        f"{plan.ranks} rank{'s' * (plan.ranks > 1)}, {train.steps} steps of {plan.tokens_per_step:,} tokens"
+    )
+    console.print(f"  {relative(run.path)}", style="dim")
+
+
+def show_end(console: Console, plan: Plan, run: RunDir) -> None:
+    """The figures of a run in a short table, its checks, and where to look."""
+    from rich.table import Table
+
+    status, summary = run.status(), run.summary()
+    assert status is not None
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    for name, value in figures(summary, plan):
+        table.add_row(name, value)
+    colour = "red" if status.exit_code == 1 else COLOURS[status.state]
+    reason = f": {printable(status.reason)}" if status.reason else ""
+    console.print(f"[{colour}]{status.state}[/]", end="")
+    console.print(reason, markup=False)
+    console.print(table)
+    verdicts = [check["verdict"] for check in run.checks()]
+    console.print(f"checks    {verdicts.count('pass')} passed, {verdicts.count('fail')} failed", end="")
+    console.print(f", {verdicts.count('skipped')} skipped" if "skipped" in verdicts else "")
+    for check in run.checks():
+        if check["verdict"] == "fail":
+            console.print(f"  {check['name']}: {printable(check['evidence'])}", markup=False, style="red")
+    console.print(f"record    {relative(run.path)}", markup=False)
+    if plan.config.tracking.enabled:
+        show_tracking(console, run)
+
+
+def show_tracking(console: Console, run: RunDir) -> None:
+    """Where the run is in MLflow, or what is still to be sent and how."""
+    sent = run.sent().get("servers", [])[-1:] or [{}]
+    if sent[0].get("complete"):
+        console.print(f"mlflow    run {sent[0]['mlflow_run_id']} in {sent[0]['uri']}", markup=False)
+        return
+    missing = sum(1 for _ in run.rows()) - sent[0].get("rows", 0)
+    why = printable(sent[0].get("error") or "the tracking server did not answer in time")
+    console.print(f"mlflow    not complete, {missing} rows and the files are still to be sent: {why}", style="yellow")
+    console.print(f"          python -m harness.sync {relative(run.path)}   sends them", markup=False)
+
+
+def figures(summary: Mapping[str, Any], plan: Plan) -> list[tuple[str, str]]:
+    """Names and values of the short table; names carry their scope and unit."""
+    steady, end, loss = summary.get("steady") or {}, summary.get("end_to_end") or {}, summary.get("loss") or {}
+    memory, warmup = summary.get("memory") or {}, summary.get("warmup_steps")
+    phase = f"{summary.get('phase')}" + (f" ({summary['phase_reason']})" if summary.get("phase_reason") else "")
+    scope = f"tokens/s, {plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    rows = [
+        ("loss", f"{number(loss.get('first'))} → {number(loss.get('last'))} in {summary.get('steps')} steps"),
+        ("warm-up", f"{number(warmup)} steps, {number(summary.get('compile_s'))} s; then {phase}"),
+        (
+            "steady",
+            f"{number(steady.get('tokens_per_s'))} {scope}; step {number(steady.get('step_s_median'))} s (median)",
+        ),
+        ("end to end", f"{number(end.get('tokens_per_s'))} {scope}, warm-up included"),
+        ("memory", f"{number(memory.get('peak_gib'))} GiB per rank at most"),
+    ]
+    if steady.get("mfu") is not None:
+        rows.append(("MFU", f"{number(steady['mfu'])} % ({(summary.get('flops') or {}).get('convention')})"))
+    return rows
+
+
+def show_dry_run(
+    console: Console, plan: Plan, command: Sequence[str], env: Mapping[str, str], lines: list[str]
+) -> None:
+    """Command, environment and preflight of a pilot that is not started."""
+    config = plan.config
+    console.print(f"[bold]dry run[/] {config.path.name} on {config.platform.name}: nothing is started\n")
+    console.print("environment", style="bold")
+    for name, value in env.items():
+        console.print(f"  {name}={shlex.quote(value)}", markup=False)
+    console.print("\ncommand", style="bold")
+    console.print("  " + shell_lines(command), markup=False)
+    console.print("\npreflight", style="bold")
+    for line in lines:
+        console.print(f"  {line}", markup=False)
+
+
+def shell_lines(command: Sequence[str]) -> str:
+    """A command to paste into a shell: each option on a line of its own, with its value."""
+    lines: list[list[str]] = [[]]
+    for word in command:
+        if word.startswith("-") and lines[-1]:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return " \\\n    ".join(" ".join(line) for line in lines)
+
+
+def show_sweep(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """What happened to each job of a multirun."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="sweep", title_justify="left")
+    for column in ("#", "pilot", "status", "steady tokens/s", "loss", "record"):
+        table.add_column(column, justify="right" if column in ("#", "steady tokens/s", "loss") else "left")
+    for index, outcome in enumerate(outcomes):
+        summary = outcome.run.summary() if outcome.run else {}
+        reason = f" {outcome.reason}" if outcome.reason else ""
+        table.add_row(
+            str(index),
+            outcome.name,
+            Text(outcome.state + printable(reason), style=COLOURS.get(outcome.state, "")),
+            number((summary.get("steady") or {}).get("tokens_per_s")),
+            number((summary.get("loss") or {}).get("last")),
+            Text(relative(outcome.run.path) if outcome.run else "–"),
+        )
+    console.print(table)

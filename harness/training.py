@@ -1,0 +1,91 @@
+"""From a plan to what the training processes are given: the spec file, the command and the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness import data
+from harness.launch import SPEC, torchrun_command
+from harness.plan import ConfigError, Plan, known, torch_version
+from harness.titan.spec import CheckpointSpec, DataSpec, TitanSpec, titan_arguments
+
+CACHE = ".cache"
+SPEC_FILE, RANK_LOGS, DUMP = "titan.json", "ranks", "dump"
+
+
+def cache_dir(plan: Plan) -> Path:
+    """Where tokenizers, corpora and generated model configurations are kept, shared by all runs."""
+    return Path(plan.config.runs) / CACHE
+
+
+def make_spec(plan: Plan, run: Path, *, prepare: bool) -> TitanSpec:
+    """What the training process builds and trains.
+
+    Args:
+        run: the run directory, which receives torchtitan's own output.
+        prepare: make tokenizer and corpus ready; False names the places only (dry run).
+
+    Raises:
+        ConfigError: data or tokenizer that cannot be used.
+    """
+    config, train = plan.config, plan.config.train
+    return TitanSpec(
+        path=config.path.name,
+        shape=plan.shape,
+        seq_len=known(train.seq_len),
+        local_batch_size=known(train.local_batch_size),
+        global_batch_size=known(train.global_batch_size),
+        steps=train.steps,
+        ranks=plan.ranks,
+        device=config.platform.device,
+        learning_rate=float(train.learning_rate or 0.0),
+        warmup_steps=known(train.warmup_steps),
+        seed=train.seed,
+        mixed_precision_param=str(train.dtype),
+        document_mask=train.document_mask,
+        compile=train.compile,
+        compile_backend="neuron" if config.platform.device == "neuron" else None,
+        override_imports=tuple(config.kernel.overrides),
+        log_freq=train.log_freq,
+        hf_model=_transformers_model(plan),
+        data=_data(plan, prepare),
+        checkpoint=CheckpointSpec(
+            initial_load_path=str(Path(config.init.path).resolve()) if config.init.path else None
+        ),
+        dump_folder=str(run.resolve() / DUMP),
+    )
+
+
+def _transformers_model(plan: Plan) -> str | None:
+    """A local directory that the user named; otherwise the training writes a config.json from the shape itself."""
+    named = plan.config.path.hf_model
+    return str(Path(named).resolve()) if plan.config.path.backend == "transformers" and Path(named).is_dir() else None
+
+
+def _data(plan: Plan, prepare: bool) -> DataSpec:
+    try:
+        source = data.resolve(plan.config.data)
+        if not prepare:
+            return DataSpec(name=source.name, files=source.files, text_field=source.text_field)
+        from harness.titan.assets import prepare_data
+
+        return prepare_data(source, cache=cache_dir(plan), vocab=plan.shape.vocab)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def command(plan: Plan, spec: TitanSpec, run: Path) -> list[str]:
+    """The torchrun command of this pilot."""
+    arguments = titan_arguments(spec, torch_version=torch_version())
+    return torchrun_command(num_ranks=plan.ranks, log_dir=run / RANK_LOGS, arguments=arguments)
+
+
+def environment(plan: Plan, run: Path) -> dict[str, str]:
+    """What the ranks get on top of the harness's own environment."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **plan.config.platform.env,
+        SPEC: str(run.resolve() / SPEC_FILE),
+    }
