@@ -57,7 +57,7 @@ def help_text() -> str:
     lines = []
     for group in GROUPS:
         options = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-        default = {"platform": "auto", "kernel": "baseline", "init": "random", "data": "pydoc", "phases": "default",
+        default = {"platform": "auto", "kernel": "baseline", "init": "random", "data": "auto", "phases": "default",
                    "tracking": "local"}.get(group)  # fmt: skip
         lines.append(f"  {group:<9} {', '.join(option + '*' * (option == default) for option in options)}")
     return HELP.format(groups="\n".join(lines))

@@ -17,6 +17,7 @@ from harness.failure import explain
 from harness.launch import TrainingProcesses
 from harness.manifest import make_manifest
 from harness.plan import ConfigError, Plan, make_plan
+from harness.preflight import dry_run, refuse_impossible
 from harness.progress import Progress
 from harness.rundir import RunDir, Status, now, own_status
 from harness.schema import PilotConfig
@@ -36,7 +37,8 @@ INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
 class Outcome:
     """What a pilot came to. ``exit_code`` is that of the command: 0 only if the run finished and no check failed."""
 
-    run: RunDir
+    run: RunDir | None
+    """None where nothing was started."""
     state: str
     reason: str
     exit_code: int
@@ -53,6 +55,9 @@ def run_pilot(config: PilotConfig, *, argv: list[str]) -> Outcome:
 
     console = make_console()
     plan = make_plan(config)
+    if config.dry_run:
+        return Outcome(None, "dry run", "", dry_run(plan, console), plan.name)
+    refuse_impossible(plan)
     if find_spec("torch") is None or find_spec("torchtitan") is None:
         raise ConfigError("training needs torch and torchtitan: pip install '.[train]' (dry_run=true works without)")
     run = RunDir.create(Path(config.runs), config.experiment_name, plan.name)

@@ -6,17 +6,27 @@ No torch is imported, nothing is started: a plan is made on any machine.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import os
 import re
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from harness.data import DataConfig
 from harness.schema import PilotConfig, PlatformConfig
 from harness.shapes import ModelShape
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DTYPES = ("bfloat16", "float32")
 TRN2_48XLARGE_DEVICES = 16
+TESTED_ON_TRAINIUM = {
+    "torch": "2.14.0",
+    "torch-neuronx": "2.14.3",
+    "transformers": "5.16.0",
+    "torchtitan": "0.2.2+neuron.1",
+}
+"""Versions that the public guide says it used on trn2.48xlarge."""
 
 
 class ConfigError(ValueError):
@@ -42,6 +52,12 @@ class Plan:
     @property
     def rehearsal(self) -> bool:
         return self.config.rehearsal
+
+    @property
+    def torch_version(self) -> str | None:
+        """The torch that will train: the installed one, or, planning for Trainium elsewhere, the one tested there."""
+        elsewhere = self.config.platform.device == "neuron" and package_version("torch-neuronx") is None
+        return TESTED_ON_TRAINIUM["torch"] if elsewhere else torch_version()
 
     @property
     def micro_batches(self) -> int:
@@ -74,7 +90,8 @@ def make_plan(config: PilotConfig) -> Plan:
     _check_scale(config)
     platform = replace(platform, num_ranks=_num_ranks(config, platform, rehearsal))
     train = _fill_training(config, known(platform.num_ranks), rehearsal)
-    config = replace(config, platform=platform, train=train, rehearsal=rehearsal)
+    data = find_data(config.data, rehearsal=rehearsal)
+    config = replace(config, platform=platform, train=train, data=data, rehearsal=rehearsal)
     _check_training(config)
     _check_names(config)
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
@@ -140,6 +157,25 @@ def package_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def find_data(asked: DataConfig, *, rehearsal: bool) -> DataConfig:
+    """``asked`` itself, or, for ``auto``, the torchtitan checkout's c4_test at full scale if there is one, else pydoc."""
+    if asked.name != "auto":
+        return asked
+    checkout = None if rehearsal else torchtitan_checkout()
+    name = "pydoc" if checkout is None else "c4_test"
+    return replace(asked, name=name, kind=name, checkout=str(checkout) if checkout else None)
+
+
+def torchtitan_checkout() -> Path | None:
+    """A torchtitan source tree with its test data: TORCHTITAN_DIR, or where an editable install points to."""
+    spec = importlib.util.find_spec("torchtitan")
+    places = [os.environ.get("TORCHTITAN_DIR"), Path(spec.origin).parent.parent if spec and spec.origin else None]
+    return next((Path(place) for place in places if place and (Path(place) / "tests/assets/c4_test").is_dir()), None)
 
 
 # -- training -----------------------------------------------------------------------------------------------------

@@ -37,8 +37,6 @@ class PlatformConfig:
     """When that price was read, recorded with the cost."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of the ranks, beside what the harness was started with."""
-    device_flags: list[str] = field(default_factory=list)
-    """Further torchtitan options that this platform needs."""
 
 
 @dataclass
@@ -108,6 +106,8 @@ class TrainConfig:
     seed: int = 1
     compile: bool = False
     log_freq: int = 1
+    flags: list[str] = field(default_factory=list)
+    """Further torchtitan options, appended to the command as they are, e.g. `[--profiler.enable_profiling]`."""
     document_mask: bool = False
     """False: plain causal attention and sequential positions. True: both stop at document boundaries."""
 

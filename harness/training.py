@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import data
 from harness.launch import SPEC, torchrun_command
-from harness.plan import ConfigError, Plan, known, torch_version
+from harness.plan import ConfigError, Plan, known
 from harness.titan.spec import CheckpointSpec, DataSpec, TitanSpec, titan_arguments
 
 CACHE = ".cache"
@@ -76,7 +76,7 @@ def _data(plan: Plan, prepare: bool) -> DataSpec:
 
 def command(plan: Plan, spec: TitanSpec, run: Path) -> list[str]:
     """The torchrun command of this pilot."""
-    arguments = titan_arguments(spec, torch_version=torch_version())
+    arguments = [*titan_arguments(spec, torch_version=plan.torch_version), *plan.config.train.flags]
     return torchrun_command(num_ranks=plan.ranks, log_dir=run / RANK_LOGS, arguments=arguments)
 
 
@@ -86,6 +86,7 @@ def environment(plan: Plan, run: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PILOT_CACHE": str(cache_dir(plan).resolve()),
         **plan.config.platform.env,
         SPEC: str(run.resolve() / SPEC_FILE),
     }
