@@ -1,0 +1,1 @@
+"""Rotary position embedding: NKI kernels (kernel.py), the same in PyTorch (reference.py)."""
