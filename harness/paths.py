@@ -103,7 +103,7 @@ class Rehearsal:
     ranks: int = 2
     multi_rank_min_torch: str = ""
     """Oldest torch release with which more than one CPU rank works, e.g. "2.14"; empty if all do."""
-    learning_rate: float = 1e-2
+    learning_rate: float = 6e-3
     warmup_steps: int = 2
     mixed_precision_param: str = "float32"
 

@@ -74,7 +74,7 @@ def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     config.hf_assets_path = spec.data.tokenizer
     config.dump_folder = spec.dump_folder
     config.dataloader = data.PilotDataLoader.Config(dataset=spec.data.name, documents=_documents(spec))
-    config.metrics = MetricsProcessor.Config(log_freq=1, disable_color_printing=True)
+    config.metrics = MetricsProcessor.Config(log_freq=spec.log_freq, disable_color_printing=True)
     config.optimizer = default_adamw(lr=spec.learning_rate)
     config.lr_scheduler = LRSchedulersContainer.Config(warmup_steps=spec.warmup_steps)
     config.training = TrainingConfig(

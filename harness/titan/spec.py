@@ -86,6 +86,8 @@ class TitanSpec:
     document_mask: bool = False
     """False: plain causal attention and sequential positions without a gather, the same on every path, so that kernel
     arms are comparable. True: tokens attend within their own document, whose positions start at 0."""
+    log_freq: int = 1
+    """Steps between two metric lines."""
     compile: bool = False
     compile_backend: str | None = None
     """Backend of torch.compile; None: the library's default."""
@@ -200,6 +202,7 @@ def titan_arguments(spec: TitanSpec, *, torch_version: str | None = None) -> lis
     flags += [
         ("comm.init_timeout_seconds", spec.init_timeout_s),
         ("comm.train_timeout_seconds", spec.train_timeout_s),
+        ("metrics.log_freq", spec.log_freq),
         ("debug.seed", spec.seed),
         ("dataloader.dataset", spec.data.name),
         ("hf_assets_path", spec.data.tokenizer),
