@@ -24,7 +24,9 @@ def main() -> None:
 def report_kernels() -> None:
     """Let the kernels say how often each one ran; nothing to say where no swap has imported them."""
     if (kernels := sys.modules.get("kernels.ops")) is not None:
-        kernels.report()
+        from torchtitan.tools.logging import logger
+
+        kernels.report(logger.info)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
@@ -35,8 +36,6 @@ def spec_or_default(name: str) -> TitanSpec:
 
 def default_spec(name: str) -> TitanSpec:
     """The path at full scale over as many ranks as this process belongs to."""
-    import os
-
     path = load_path(name)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     return TitanSpec(
@@ -51,7 +50,6 @@ def default_spec(name: str) -> TitanSpec:
         learning_rate=path.full.learning_rate,
         warmup_steps=path.full.warmup_steps,
         mixed_precision_param=path.full.mixed_precision_param,
-        recompute="selective",
         data=DataSpec(),
     )
 
@@ -88,14 +86,16 @@ def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     )
     config.parallelism = ParallelismConfig(
         data_parallel_shard_degree=spec.ranks,
-        spmd_backend=spec.resolved_spmd_backend(torch.__version__, transformers_backend=spec.path.startswith("hf_")),
+        spmd_backend=spec.resolved_spmd_backend(torch.__version__),
     )
     config.checkpoint = _checkpoint(spec)
-    config.activation_checkpoint = RECOMPUTE[spec.recompute]()
+    config.activation_checkpoint = RECOMPUTE[spec.resolved_recompute]()
     config.compile = CompileConfig(enable=spec.compile)
     if spec.compile_backend is not None:
         config.compile.backend = spec.compile_backend
-    config.comm = CommConfig(init_timeout_seconds=spec.init_timeout_s, train_timeout_seconds=spec.train_timeout_s)
+    config.comm = CommConfig(
+        init_timeout_seconds=spec.resolved_init_timeout_s, train_timeout_seconds=spec.train_timeout_s
+    )
     config.debug = DebugConfig(seed=spec.seed, deterministic=spec.deterministic, enable_structured_logging=False)
     config.override = OverrideConfig(imports=parse_cli_imports(list(spec.override_imports)))
     return config
@@ -107,8 +107,19 @@ def guarded(model_spec: ModelSpec, spec: TitanSpec) -> ModelSpec:
     after_optimizer = model_spec.post_optimizer_build_fn
 
     def parallelize_checked(model: nn.Module, **kwargs: Any) -> nn.Module:
+        refuse_other_device(spec)
         built = measure.refuse_other_model(model, spec.shape, spec.path)
-        report("model", True, layers=built.shape.num_layers, hidden=built.shape.hidden, params=built.total_params)
+        shape = built.shape
+        report(
+            "model",
+            True,
+            layers=shape.num_layers,
+            hidden=shape.hidden,
+            experts=shape.num_experts,
+            top_k=shape.top_k,
+            params=built.total_params,
+            active_params=built.active_params,
+        )
         model = parallelize(model, **kwargs)
         if device_type == "cpu":
             cpu.use_plain_sums(model)
@@ -142,6 +153,13 @@ def check_initialisation(model: nn.Module, spec: TitanSpec) -> None:
     report("tied_embedding", shared == spec.shape.tied, tied=shared, expected=spec.shape.tied)
 
 
+def refuse_other_device(spec: TitanSpec) -> None:
+    """A figure of one device must never pass for another's: ValueError where torch found something else."""
+    if spec.device != device_type:
+        hint = ' (hide the accelerator, e.g. with CUDA_VISIBLE_DEVICES="")' if spec.device == "cpu" else ""
+        raise ValueError(f"the run is for device {spec.device}, but torch finds {device_type}{hint}")
+
+
 def uses_flex(spec: TitanSpec) -> bool:
     """Whether document masks go to the library's FlexAttention: it trains on CUDA only."""
     return spec.document_mask and device_type == "cuda"
@@ -163,6 +181,7 @@ def _checkpoint(spec: TitanSpec) -> CheckpointManager.Config:
     checkpoint = spec.checkpoint
     config = CheckpointManager.Config(
         enable=checkpoint.enable,
+        load_only=checkpoint.enable and not checkpoint.saves,
         folder=checkpoint.folder,
         initial_load_path=checkpoint.initial_load_path,
         initial_load_in_hf=checkpoint.initial_load_path is not None,

@@ -29,9 +29,9 @@ class MaskedAttention(Module):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        q_BLNH: torch.Tensor,  # torchtitan's sharding rules know these three by name
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
         *,
         attention_masks: torch.Tensor,
         scale: float | None = None,
@@ -39,7 +39,7 @@ class MaskedAttention(Module):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend; query, key, value and the result are [B, L, heads, head_dim], the mask is [B, 1, L, L]."""
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        query, key, value = (tensor.transpose(1, 2) for tensor in (q_BLNH, k_BLNH, v_BLNH))
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_masks, scale=scale, enable_gqa=enable_gqa
         )

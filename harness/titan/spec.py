@@ -20,7 +20,7 @@ SPEC_ENV = "PILOT_SPEC"
 DEVICES = ("cpu", "cuda", "neuron")
 DTYPES = ("float32", "bfloat16")
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("auto", "none", "selective", "full")
 SPMD_BACKENDS = ("auto", "partial_dtensor", "spmd_types", "full_dtensor")
 
 
@@ -53,7 +53,11 @@ class CheckpointSpec:
 
     @property
     def enable(self) -> bool:
-        return self.initial_load_path is not None or self.export_last or self.interval is not None
+        return self.initial_load_path is not None or self.saves
+
+    @property
+    def saves(self) -> bool:
+        return self.export_last or self.interval is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +85,9 @@ class TitanSpec:
     """Type in which parameters, gradients and optimizer states are kept."""
     mixed_precision_param: str = "bfloat16"
     """Type of the parameters in forward and backward; reductions stay float32."""
-    recompute: str = "none"
-    """Activation recomputation in backward: none, selective (per operation) or full (per block)."""
+    recompute: str = "auto"
+    """Activation recomputation in backward: none, selective (per operation) or full (per block); auto: selective on an
+    accelerator, none on CPU."""
     document_mask: bool = False
     """False: plain causal attention and sequential positions without a gather, the same on every path, so that kernel
     arms are comparable. True: tokens attend within their own document, whose positions start at 0."""
@@ -99,8 +104,9 @@ class TitanSpec:
     """Directory or hub id whose config.json the Transformers backend builds from; None: one written from ``shape``."""
     data: DataSpec = field(default_factory=DataSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
-    init_timeout_s: int = 300
-    """How long ranks wait for each other up to and including the first step, which compiles on Trainium."""
+    init_timeout_s: int | None = None
+    """How long ranks wait for each other up to and including the first step; None: 300 s, torchtitan's default, and an
+    hour on Neuron, where that step compiles."""
     train_timeout_s: int = 100
     dump_folder: str = "./outputs"
 
@@ -127,7 +133,24 @@ class TitanSpec:
         """Whether a swap from this project's kernels package is asked for."""
         return any(target.split("=", 1)[0].split(".", 1)[0] == "kernels" for target in self.override_imports)
 
-    def resolved_spmd_backend(self, torch_version: str, *, transformers_backend: bool) -> str:
+    @property
+    def transformers_backend(self) -> bool:
+        """Whether torchtitan's Transformers backend builds the model: by convention, for paths named hf_*."""
+        return self.path.startswith("hf_")
+
+    @property
+    def resolved_recompute(self) -> str:
+        if self.recompute != "auto":
+            return self.recompute
+        return "none" if self.device == "cpu" else "selective"
+
+    @property
+    def resolved_init_timeout_s(self) -> int:
+        if self.init_timeout_s is not None:
+            return self.init_timeout_s
+        return 3600 if self.device == "neuron" else 300
+
+    def resolved_spmd_backend(self, torch_version: str) -> str:
         """The sharding backend to use with this torch release.
 
         torchtitan 0.3.0's default, spmd_types, shards over more than one rank only from torch 2.14 on; its Transformers
@@ -136,7 +159,7 @@ class TitanSpec:
         if self.spmd_backend != "auto":
             return self.spmd_backend
         major_minor = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
-        if major_minor >= (2, 14) or self.ranks == 1 or transformers_backend:
+        if major_minor >= (2, 14) or self.ranks == 1 or self.transformers_backend:
             return "spmd_types"
         return "partial_dtensor"
 
@@ -183,7 +206,6 @@ def titan_arguments(spec: TitanSpec, *, torch_version: str | None = None) -> lis
         torch_version: release that will train, to show the sharding backend that "auto" means there; None leaves the
             choice to the training process.
     """
-    transformers = spec.path.startswith("hf_")
     flags: list[tuple[str, object]] = [
         ("module", "harness.titan"),
         ("config", spec.path),
@@ -197,10 +219,9 @@ def titan_arguments(spec: TitanSpec, *, torch_version: str | None = None) -> lis
         ("parallelism.data_parallel_shard_degree", spec.ranks),
     ]
     if torch_version is not None:
-        backend = spec.resolved_spmd_backend(torch_version, transformers_backend=transformers)
-        flags.append(("parallelism.spmd_backend", backend))
+        flags.append(("parallelism.spmd_backend", spec.resolved_spmd_backend(torch_version)))
     flags += [
-        ("comm.init_timeout_seconds", spec.init_timeout_s),
+        ("comm.init_timeout_seconds", spec.resolved_init_timeout_s),
         ("comm.train_timeout_seconds", spec.train_timeout_s),
         ("metrics.log_freq", spec.log_freq),
         ("debug.seed", spec.seed),
@@ -208,7 +229,7 @@ def titan_arguments(spec: TitanSpec, *, torch_version: str | None = None) -> lis
         ("hf_assets_path", spec.data.tokenizer),
         ("dump_folder", spec.dump_folder),
     ]
-    if transformers and spec.hf_model is not None:
+    if spec.transformers_backend and spec.hf_model is not None:
         flags.append(("hf_model", spec.hf_model))
     arguments = [text for name, value in flags for text in (f"--{name}", str(value))]
     if spec.deterministic:
@@ -229,6 +250,8 @@ def _checkpoint_arguments(checkpoint: CheckpointSpec) -> list[str]:
     arguments = ["--checkpoint.enable", "--checkpoint.folder", checkpoint.folder]
     if checkpoint.initial_load_path is not None:
         arguments += ["--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path", checkpoint.initial_load_path]
+    if not checkpoint.saves:
+        arguments.append("--checkpoint.load_only")  # else the last step is saved, asked for or not
     if checkpoint.export_last:
         arguments += ["--checkpoint.last_save_in_hf", "--checkpoint.export_dtype", checkpoint.export_dtype]
     if checkpoint.interval is not None:
