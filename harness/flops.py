@@ -5,15 +5,15 @@ can be held against ours), per token of training, forward and backward:
 
     6 x P  +  12 x layers x heads x head_dim x sequence length
 
-* P: every parameter that a token visits: of a mixture of experts the router and the ``top_k`` experts only. The embedding
-  look-up multiplies nothing and is not counted; the output head does and is counted once, tied or not. The few norm weights
-  are counted as if they were matrices (0.005 % of Qwen3-4B).
-* Attention: scores and values are two products of width head_dim per head, forward, and twice that backward, 2 FLOPs each.
-  The whole square counts: causal or document masks are not discounted, since the convention must not depend on the kernel.
+* P: every parameter that a token visits: of a mixture of experts the router and the ``top_k`` experts only. The
+  embedding look-up multiplies nothing and is not counted; the output head does and is counted once, tied or not. The few
+  norm weights are counted as if they were matrices (0.005 % of Qwen3-4B).
+* Attention: scores and values are two products of width head_dim per head forward, twice that backward, 2 FLOPs each.
+  The whole square counts: causal or document masks are not discounted, so that no kernel changes the convention.
 * Recomputation (activation checkpointing, flash attention) is not counted: this is model FLOPs, not hardware FLOPs.
 
-torchtitan 0.3.0 uses this for native models; its Transformers backend passes head_dim where 2 x head_dim is meant (half of
-the attention term) and counts all experts. ``transformers_backend_flops`` computes that number, to explain the ratio.
+torchtitan 0.3.0 uses this for native models; its Transformers backend passes head_dim where 2 x head_dim is meant (half
+of the attention term) and counts all experts. ``transformers_backend_flops`` computes that, to explain the ratio.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def mfu(tps_per_rank: float | None, flops: float | None, peak: float | None, *, 
     if percent > 100.0:
         return Mfu(
             percent=None,
-            reason=f"refused: {percent:.1f} % from {tps_per_rank:.6g} tokens/s per rank x {flops:.6g} FLOPs per token / "
-            f"{peak:.6g} FLOP/s peak; one of the three is wrong",
+            reason=f"refused: {percent:.1f} % from {tps_per_rank:.6g} tokens/s per rank x {flops:.6g} FLOPs per token"
+            f" / {peak:.6g} FLOP/s peak; one of the three is wrong",
         )
     return Mfu(percent=percent)
 

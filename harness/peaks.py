@@ -1,6 +1,6 @@
 """Peak FLOP/s of accelerators at BF16, dense, one table with a source per entry; an unknown device has no peak.
 
-A peak is per *device of one rank*: a GPU, one die of a two-die card where each die is a device, or one logical NeuronCore.
+A peak is per *device of one rank*: a GPU, one die of a two-die card where each is a device, or one logical NeuronCore.
 A Neuron chip is entered per physical core and multiplied by LNC (physical cores per logical core), which is never
 assumed: torchtitan 0.3.0 does assume 2, so that its MFU at LNC=1 is half of what it should be.
 
@@ -62,28 +62,22 @@ TABLE: tuple[Peak, ...] = (
     ),
     Peak(name="b200", pattern=r"\bb[23]00\b", flops=2.25e15, source="NVIDIA DGX B200 datasheet, without sparsity"),
     Peak(name="a100", pattern=r"\ba100\b", flops=312e12, source="NVIDIA A100 datasheet, without sparsity"),
-    Peak(
-        name="a6000", pattern=r"\brtx a6000\b", flops=154.85e12, source="NVIDIA RTX A6000 datasheet, half of the sparse"
-    ),
+    Peak(name="a6000", pattern=r"\brtx a6000\b", flops=154.85e12, source="NVIDIA RTX A6000 datasheet, no sparsity"),
     Peak(name="l40s", pattern=r"\bl40s\b", flops=362e12, source="NVIDIA L40S datasheet, without sparsity"),
-    Peak(
-        name="mi355x", pattern=r"\bmi355x\b", flops=2.5e15, source="AMD Instinct MI355X product page, without sparsity"
-    ),
+    Peak(name="mi355x", pattern=r"\bmi355x\b", flops=2.5e15, source="AMD Instinct MI355X product page, no sparsity"),
     Peak(
         name="mi300x",
         pattern=r"\bmi3(00|25)x\b",
         flops=1307.4e12,
         source="AMD Instinct MI300X and MI325X product pages, without sparsity (torchtitan 0.3.0 rounds to 1300)",
     ),
-    Peak(
-        name="mi250x", pattern=r"\bmi250x\b", flops=191.5e12, source="AMD Instinct MI250X product page, per die (GCD)"
-    ),
+    Peak(name="mi250x", pattern=r"\bmi250x\b", flops=191.5e12, source="AMD Instinct MI250X page, per die (GCD)"),
     Peak(name="tpu-v4", pattern=r"tpu ?v4", flops=275e12, source="Google Cloud TPU system architecture, per chip"),
     Peak(
         name="tpu-v5e",
         pattern=r"tpu ?v5 ?e|tpu v5 lite",
         flops=197e12,
-        source="Google Cloud TPU architecture, per chip",
+        source="Google Cloud TPU pages, per chip",
     ),
     Peak(name="tpu-v5p", pattern=r"tpu ?v5p", flops=459e12, source="Google Cloud TPU system architecture, per chip"),
     Peak(name="tpu-v6e", pattern=r"tpu ?v6e", flops=918e12, source="Google Cloud TPU system architecture, per chip"),
@@ -116,9 +110,10 @@ def peak_of_rank(
 ) -> RankPeak:
     """Dense BF16 peak of the device of one rank, FLOP/s.
 
-    ``device``: a name of the table or what the machine calls its device ("NVIDIA H100 80GB HBM3"). ``lnc``: physical per
-    logical NeuronCore, needed on Trainium. ``dtype``: type that the matrix products run in; the table is for 16-bit types
-    only. ``override`` (with ``source``) wins over the table. Raises ValueError for an override or LNC that cannot be.
+    ``device``: a name of the table or what the machine calls its device ("NVIDIA H100 80GB HBM3"). ``lnc``: physical
+    per logical NeuronCore, needed on Trainium. ``dtype``: type that the matrix products run in; the table is for 16-bit
+    types only. ``override`` (with ``source``) wins over the table. Raises ValueError for an override or LNC that cannot
+    be.
     """
     if override is not None:
         if not override > 0:
@@ -128,7 +123,7 @@ def peak_of_rank(
         return RankPeak(
             flops=None,
             name=device,
-            reason=f"the table of peaks is for bfloat16, this run computes in {dtype}; set platform.peak_flops_per_rank",
+            reason=f"the table of peaks is for bfloat16, not for {dtype}; set platform.peak_flops_per_rank",
         )
     entry = next((peak for peak in TABLE if device == peak.name), None) or next(
         (peak for peak in TABLE if re.search(peak.pattern, device, re.IGNORECASE)), None

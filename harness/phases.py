@@ -15,31 +15,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from harness.medians import median_interval, robust_sd
+
+if TYPE_CHECKING:
+    from harness.warmup import Warmup
 
 STEADY, NO_STEADY_STATE, TOO_SHORT = "steady", "no_steady_state", "too_short"
 RULES = ("settle", "skip_first")
 
 FloatArray = NDArray[np.float64]
 
+MAX_STRAIGHT = 0.3
+"""A fall along a straight line, less than ``slow_ratio`` high, over more of the run than this is drift."""
+
 
 @dataclass
 class PhasesConfig:
     """Parameters of the rule that separates warm-up from steady state (Hydra group ``phases``)."""
 
-    rule: str = "skip_first"
+    rule: str = "settle"
     """settle or skip_first."""
     skip: int = 1
     """Warm-up steps of ``skip_first``; ``settle`` does not use it."""
     min_steady: int = 6
-    """Fewest logged steady steps; below it the run is too_short. Six is where a 95 % interval of a median first exists."""
+    """Fewest logged steady steps; below it the run is too_short. A 95 % interval of a median needs six."""
     slow_ratio: float = 1.25
     """A step this many times the steady median, or more, is slow: compilation at the start, a listed outlier later."""
     slow_sigmas: float = 5.0
     """A slow step is also at least this many standard deviations of the noise above the steady median."""
-    max_warmup_share: float = 0.6
+    max_warmup_share: float = 0.7
     """A run that has not settled within this share of its steps has no steady state."""
     max_drift: float = 0.04
     """Largest steady change from first to last steady step along a straight line, relative to the median."""
@@ -119,13 +128,22 @@ class Series:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @property
+    def span(self) -> int:
+        """Steps from the first to the last, logged or not."""
+        return int(self.last_step[-1] - self.last_step[0] + self.num_steps[0])
+
+    def take(self, indices: NDArray[np.int64]) -> Series:
+        cause = tuple(self.cause[i] for i in indices)
+        return Series(self.seconds[indices], self.last_step[indices], self.num_steps[indices], cause)
+
 
 def find_phases(
     step_s: ArrayLike,
     config: PhasesConfig | None = None,
     *,
-    last_step: Sequence[int] | None = None,
-    num_steps: Sequence[int] | None = None,
+    last_step: ArrayLike | None = None,
+    num_steps: ArrayLike | None = None,
     causes: Sequence[str] | None = None,
 ) -> Phases:
     """Apply the rule of ``config`` to step times.
@@ -142,38 +160,78 @@ def find_phases(
     series = _series(step_s, last_step, num_steps, causes)
     if len(series) == 0:
         return Phases(rule=config.rule, phase=TOO_SHORT, reason="no step time at all")
-    if config.rule == "skip_first":
-        return _skip_first(series, config)
-    raise NotImplementedError("settle")
+    return (_settle if config.rule == "settle" else _skip_first)(series, config)
 
 
 def _series(
-    step_s: ArrayLike,
-    last_step: Sequence[int] | None,
-    num_steps: Sequence[int] | None,
-    causes: Sequence[str] | None,
+    step_s: ArrayLike, last_step: ArrayLike | None, num_steps: ArrayLike | None, causes: Sequence[str] | None
 ) -> Series:
     seconds = np.asarray(step_s, dtype=np.float64)
     n = len(seconds)
     last = np.arange(1, n + 1) if last_step is None else np.asarray(last_step, dtype=np.int64)
     if num_steps is None:
-        count = np.diff(last, prepend=last[0] - 1) if n else np.ones(0, dtype=np.int64)
+        count = np.diff(last, prepend=last[0] - 1) if len(last) else np.ones(0, dtype=np.int64)
     else:
         count = np.asarray(num_steps, dtype=np.int64)
     cause = tuple(causes) if causes is not None else ("",) * n
     if not len(last) == len(count) == len(cause) == n:
         raise ValueError(f"step_s has {n} values, last_step {len(last)}, num_steps {len(count)}, causes {len(cause)}")
     if n and not (np.isfinite(seconds).all() and (seconds > 0).all() and (count > 0).all()):
-        raise ValueError("step times must be finite and positive, and every interval at least one step long")
+        raise ValueError("step times must be finite and positive, steps must increase")
     return Series(seconds, last, count, cause)
 
 
 def _skip_first(series: Series, config: PhasesConfig) -> Phases:
     first = int(series.last_step[0] - series.num_steps[0] + 1)
-    start = int(np.searchsorted(series.last_step, first + config.skip - 1, side="left")) + 1 if config.skip > 0 else 0
+    start = int((series.last_step < first + config.skip).sum())
     if len(series) - start < config.min_steady:
         return _too_short(series, start, config)
-    return describe(series, start, start, (), config)
+    return _steady(series, start, start, (), config, {})
+
+
+def _settle(series: Series, config: PhasesConfig) -> Phases:
+    from harness.stability import judge
+    from harness.warmup import find_warmup, reference, slow_mask
+
+    if len(series) <= config.min_steady:
+        return _too_short(series, 1, config)
+    level, noise = reference(series)
+    slow = slow_mask(series.seconds, series.num_steps, level, noise, config)
+    paused = slow & np.array([bool(cause) for cause in series.cause])
+    plain = np.flatnonzero(~paused)
+    rest = series.take(plain)
+    if len(rest) <= config.min_steady:
+        return _too_short(series, 1, config)
+    warmup = find_warmup(rest, config)
+    start = int(plain[warmup.end - 1]) + 1 if warmup.end else 0
+    measures = {}
+    if warmup.ramp is not None:
+        measures = {"ramp_excess": warmup.ramp.excess, "ramp_scale": warmup.ramp.scale}
+    share = (series.last_step[start - 1] - series.last_step[0] + series.num_steps[0]) / series.span if start else 0.0
+    if (why := _unsettled(warmup, share, config)) and len(rest) >= 3 * config.min_steady:
+        return _no_steady_state(series, warmup.head, (why,), config, measures)
+    if len(rest) - warmup.end < config.min_steady:
+        return _too_short(series, start, config)
+    verdict = judge(rest, warmup, config)
+    if verdict.reasons:
+        return _no_steady_state(series, start, verdict.reasons, config, measures | verdict.measures)
+    slow_steps = sorted(
+        {*(int(plain[i]) for i in verdict.slow), *(int(i) for i in np.flatnonzero(paused) if i >= start)}
+    )
+    settled = int(plain[min(warmup.settled, len(plain) - config.min_steady)])
+    return _steady(series, start, max(start, settled), slow_steps, config, measures | verdict.measures)
+
+
+def _unsettled(warmup: Warmup, share: float, config: PhasesConfig) -> str:
+    """Why a warm-up that takes ``share`` of the run is none, or nothing."""
+    if share > config.max_warmup_share:
+        return f"not settled within {config.max_warmup_share:.0%} of the steps (warm-up would end at {share:.0%})"
+    ramp = warmup.ramp
+    if ramp is None or ramp.shape != "straight" or share <= MAX_STRAIGHT:
+        return ""
+    if config.max_drift < ramp.excess < config.slow_ratio - 1:
+        return f"falls by {ramp.excess:.1%} along a straight line over {share:.0%} of the steps: drift, not warm-up"
+    return ""
 
 
 def _too_short(series: Series, start: int, config: PhasesConfig) -> Phases:
@@ -181,53 +239,65 @@ def _too_short(series: Series, start: int, config: PhasesConfig) -> Phases:
     return Phases(
         rule=config.rule,
         phase=TOO_SHORT,
-        reason=f"{left} logged steps after a warm-up of {start}, at least {config.min_steady} are needed",
-        steady_steps=int(series.num_steps[start:].sum()),
+        reason=f"{left} logged step{'s' * (left != 1)} after a warm-up of {start}; {config.min_steady} are needed",
     )
 
 
-def describe(
-    series: Series, start: int, settled: int, slow: Sequence[int], config: PhasesConfig, **measures: float
+def _no_steady_state(
+    series: Series, start: int, reasons: Sequence[str], config: PhasesConfig, measures: dict[str, float]
 ) -> Phases:
-    """The result for a steady part that begins at index ``start``; ``slow`` are indices of its slow steps."""
-    from harness.medians import median_interval, robust_sd
+    """No headline; mean, quartiles and CoV of the steps after the slow first ones describe what there is."""
+    seconds = series.seconds[start:]
+    return Phases(
+        rule=config.rule,
+        phase=NO_STEADY_STATE,
+        reason="; ".join(reasons),
+        quartile_low=float(np.quantile(seconds, 0.25)),
+        quartile_high=float(np.quantile(seconds, 0.75)),
+        **_mean_and_cov(seconds, series.num_steps[start:]),
+        measures=measures,
+    )
 
-    quiet = np.ones(len(series), dtype=bool)
-    quiet[: max(start, settled)] = False
+
+def _mean_and_cov(seconds: FloatArray, num_steps: NDArray[np.int64]) -> dict[str, float]:
+    mean = float(np.average(seconds, weights=num_steps))
+    return {"mean": mean, "cov": float(np.sqrt(np.average((seconds - mean) ** 2, weights=num_steps)) / mean)}
+
+
+def _steady(
+    series: Series, start: int, settled: int, slow: Sequence[int], config: PhasesConfig, measures: dict[str, float]
+) -> Phases:
+    """The result for a steady part from index ``start`` on; ``slow`` are indices of its slow steps."""
+    quiet = np.arange(len(series)) >= settled
     quiet[list(slow)] = False
     values = series.seconds[quiet]
     median, low, high = median_interval(values, config.confidence)
-    steady, weight = series.seconds[start:], series.num_steps[start:]
-    mean = float(np.average(steady, weights=weight))
     excess = (series.seconds - median) * series.num_steps
-    slow_steps = tuple(
-        SlowStep(
-            step=int(series.last_step[i]),
-            cause=series.cause[i] or "recompile",
-            excess_s=float(excess[i]),
-            ratio=float(series.seconds[i] / median),
-        )
-        for i in slow
-    )
-    compiling = sum(float(excess[i]) for i in slow if not series.cause[i])
-    warmup_steps = int(series.num_steps[:start].sum())
+    compiling = [float(excess[i]) for i in (*range(start), *slow) if not series.cause[i]]
     first_of = series.last_step - series.num_steps + 1
     return Phases(
         rule=config.rule,
         phase=STEADY,
-        warmup_steps=warmup_steps,
+        warmup_steps=int(first_of[start] - first_of[0]),
         first_steady_step=int(first_of[start]),
-        steady_steps=int(weight.sum()),
-        slow_steps=slow_steps,
-        compile_s=max(0.0, float(excess[:start].sum())) + compiling,
+        steady_steps=int(series.last_step[-1] - first_of[start] + 1),
+        slow_steps=tuple(
+            SlowStep(
+                step=int(series.last_step[i]),
+                cause=series.cause[i] or "recompile",
+                excess_s=float(excess[i]),
+                ratio=float(series.seconds[i] / median),
+            )
+            for i in slow
+        ),
+        compile_s=max(0.0, sum(compiling)),
         median=median,
         median_low=low,
         median_high=high,
-        settled_from=int(first_of[max(start, settled)]),
-        mean=mean,
+        settled_from=int(first_of[settled]),
         quartile_low=float(np.quantile(values, 0.25)),
         quartile_high=float(np.quantile(values, 0.75)),
-        cov=float(np.sqrt(np.average((steady - mean) ** 2, weights=weight)) / mean),
-        noise=float(robust_sd(values) / median),
-        measures=dict(measures),
+        **_mean_and_cov(series.seconds[start:], series.num_steps[start:]),
+        noise=robust_sd(values) / median,
+        measures=measures,
     )
