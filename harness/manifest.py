@@ -42,15 +42,19 @@ ENVIRONMENT = (
 NOT_IDENTITY = ("runs", "experiment_name", "replicate", "block", "order", "tracking", "dry_run", "launch")
 
 
-def make_manifest(plan: Plan, *, command: list[str], env: dict[str, str], argv: list[str]) -> dict[str, Any]:
+def make_manifest(
+    plan: Plan, *, run_name: str, command: list[str], env: dict[str, str], argv: list[str]
+) -> dict[str, Any]:
     """The manifest as plain data, secrets redacted."""
     recorded = {key: value for key, value in sorted((os.environ | env).items()) if key.startswith(ENVIRONMENT)}
     return redact(
         {
             "created": now(),
+            "run_name": run_name,
             "argv": argv,
             "command": command,
             "config_hash": config_hash(plan),
+            "shape": asdict(plan.shape) | {"num_params": plan.shape.num_params()},
             "versions": versions(),
             "git": git_state(Path(__file__).resolve().parent.parent),
             "hardware": hardware(plan),

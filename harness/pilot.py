@@ -19,7 +19,7 @@ from harness.manifest import make_manifest
 from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import dry_run, refuse_impossible
 from harness.progress import Progress
-from harness.rundir import RunDir, Status, now, own_status
+from harness.rundir import RunDir, Status, find_runs, now, own_status, repair
 from harness.schema import PilotConfig
 from harness.summary import RunFacts, summarize
 from harness.terminal import show_end, show_start
@@ -60,6 +60,7 @@ def run_pilot(config: PilotConfig, *, argv: list[str]) -> Outcome:
     refuse_impossible(plan)
     if find_spec("torch") is None or find_spec("torchtitan") is None:
         raise ConfigError("training needs torch and torchtitan: pip install '.[train]' (dry_run=true works without)")
+    report_vanished(console, Path(config.runs))
     run = RunDir.create(Path(config.runs), config.experiment_name, plan.name)
     try:
         return _run(plan, run, console, argv)
@@ -73,7 +74,9 @@ def _run(plan: Plan, run: RunDir, console: Console, argv: list[str]) -> Outcome:
     spec = make_spec(plan, run.path, prepare=True)
     launch, env = command(plan, spec, run.path), environment(plan, run.path)
     run.write_text(rundir.CONFIG, _yaml(plan.config))
-    run.write_json(rundir.MANIFEST, make_manifest(plan, command=launch, env=env, argv=argv))
+    run.write_json(
+        rundir.MANIFEST, make_manifest(plan, run_name=run_name(plan, run), command=launch, env=env, argv=argv)
+    )
     run.write_text(SPEC_FILE, spec.to_json())
     run.write_status(status)
     show_start(console, plan, run)
@@ -110,6 +113,11 @@ def _record(plan: Plan, run: RunDir, recorder: Recorder, end: End, status: Statu
         reason, exit_code = f"checks failed: {', '.join(failed)}", 1
     run.write_status(replace(status, state=state, reason=reason, ended=now(), exit_code=exit_code))
     return Outcome(run, state, reason, exit_code, plan.name)
+
+
+def run_name(plan: Plan, run: RunDir) -> str:
+    """What MLflow's tables and charts call the run: short, and its own."""
+    return f"{plan.config.path.name} {plan.config.kernel.name} r{plan.config.replicate} {run.run_id[-6:]}"
 
 
 def run_facts(plan: Plan, wall_s: float | None) -> RunFacts:
@@ -176,6 +184,13 @@ def _finish_tracking(plan: Plan, run: RunDir, tracker: subprocess.Popen | None, 
 
 
 # -- preparing --------------------------------------------------------------------------------------------------------
+
+
+def report_vanished(console: Console, runs: Path) -> None:
+    """Set right what a harness that was killed left behind: its runs still say that they are running."""
+    for run in find_runs(runs):
+        if (repaired := repair(run)) is not None:
+            console.print(f"{run.path}: {repaired.reason}; marked as killed", style="yellow")
 
 
 def _yaml(config: PilotConfig) -> str:

@@ -18,6 +18,7 @@ from harness.schema import PilotConfig, PlatformConfig
 from harness.shapes import ModelShape
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+UNSET: tuple[object, ...] = (None, "", {})
 DTYPES = ("bfloat16", "float32")
 TRN2_48XLARGE_DEVICES = 16
 TESTED_ON_TRAINIUM = {
@@ -111,7 +112,9 @@ def find_platform(asked: PlatformConfig) -> PlatformConfig:
 
     found = OmegaConf.merge(PlatformConfig, OmegaConf.load(CONF / "platform" / f"{detect_platform()}.yaml"))
     values = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "name"}
-    return OmegaConf.to_object(OmegaConf.merge(found, {key: value for key, value in values.items() if value}))
+    return OmegaConf.to_object(
+        OmegaConf.merge(found, {key: value for key, value in values.items() if value not in UNSET})
+    )
 
 
 def detect_platform() -> str:

@@ -32,6 +32,8 @@ SUMMARY_NAMES = {
     "warmup_steps": "warmup/steps",
     "compile_s": "warmup/compile_s",
 }
+SUMMARY_LEFT_OUT = ("last_step", "first_steady_step", "segment", "warmup", "step_times")
+"""Parts of summary.json that are no results: bookkeeping and the parameters of rules."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def summary_points(summary: Mapping[str, Any], time_ms: int) -> list[Point]:
     """Every number of the summary, at the last step."""
     last = int(summary.get("steps") or 0)
     points = []
-    for name, value in flatten(summary):
+    for name, value in flatten({key: item for key, item in summary.items() if key not in SUMMARY_LEFT_OUT}):
         points.append(Point(SUMMARY_NAMES.get(name, clean_name(name)), value, last, time_ms))
     if isinstance(summary.get("recompile_steps"), list):
         points.append(Point("warmup/recompiles", float(len(summary["recompile_steps"])), last, time_ms))
@@ -174,7 +176,7 @@ def note(run: RunDir) -> str:
     kernel = config.get("kernel", {}).get("name", "unknown")
     warning = " **Rehearsal on CPU at narrow widths: no figure here says anything about Trainium.**"
     experts = f", {shape['num_experts']} experts, top {shape['top_k']}" if shape.get("num_experts") else ""
-    steady, end = summary.get("steady") or {}, summary.get("end_to_end") or {}
+    steady, end, loss = (summary.get(key) or {} for key in ("steady", "end_to_end", "loss"))
     state = f"{status.state}{': ' + status.reason if status.reason else ''}" if status else "unknown"
     failed = [check["name"] for check in run.checks() if check["verdict"] == "fail"]
     lines = [
@@ -183,8 +185,7 @@ def note(run: RunDir) -> str:
         f"Model: {shape.get('num_layers', '?')} layers, hidden {shape.get('hidden', '?')}{experts}; "
         f"{platform.get('num_ranks', '?')} ranks, sequence {train.get('seq_len', '?')}, global batch "
         f"{train.get('global_batch_size', '?')}, {train.get('dtype', '?')}, seed {train.get('seed', '?')}.",
-        f"Loss {number(summary.get('loss_first'))} → {number(steady.get('loss_last', summary.get('loss_last')))} "
-        f"in {summary.get('steps', 0)} steps.",
+        f"Loss {number(loss.get('first'))} → {number(loss.get('last'))} in {summary.get('steps', 0)} steps.",
         f"Steady ({summary.get('phase', 'unknown')}, after {summary.get('warmup_steps', '?')} warm-up steps): "
         f"{number(steady.get('tokens_per_s'))} tokens/s over all ranks; end to end {number(end.get('tokens_per_s'))}.",
         f"Status: {state}. Checks failed: {', '.join(failed) if failed else 'none'}.",

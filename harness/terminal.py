@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from harness.plan import Plan
     from harness.rundir import RunDir
 
+PLAIN_WIDTH = 160
+"""Columns where the output is no terminal: nothing is cut off in a file."""
 COLOURS = {"finished": "green", "failed": "red", "killed": "yellow"}
 
 
 def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True, stderr=stderr)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(highlight=False, soft_wrap=True, stderr=stderr, width=None if terminal else PLAIN_WIDTH)
 
 
 def relative(path: Path) -> str:

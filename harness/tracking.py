@@ -155,7 +155,11 @@ class Tracker:
         if self.uri.startswith("sqlite:///"):
             location = (Path(self.uri.removeprefix("sqlite:///")).parent / ARTIFACTS).resolve().as_uri()
         try:
-            return self._connected().create_experiment(self.run.experiment, artifact_location=location)
+            return self._connected().create_experiment(
+                self.run.experiment,
+                artifact_location=location,
+                tags={"mlflow.experimentKind": "custom_model_development"},  # opens as training, not as GenAI
+            )
         except MlflowException:  # another process was faster
             experiment = self._connected().get_experiment_by_name(self.run.experiment)
             if experiment is None:
