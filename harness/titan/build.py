@@ -67,7 +67,7 @@ def native_trainer(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
 def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     """Everything but the model: batch, data, precision, sharding, checkpoints, and the guards around the model."""
     assert config.model_spec is not None
-    data.register(spec.data)
+    data.register(spec.data, ranks=spec.ranks)
     config.model_spec = guarded(config.model_spec, spec)
     config.hf_assets_path = spec.data.tokenizer
     config.dump_folder = spec.dump_folder

@@ -35,14 +35,16 @@ def accelerator() -> str | None:
 
 
 def install() -> bool:
-    """Prepare this process for torchtitan on CPU; call before torchtitan is imported.
+    """Prepare this process for torchtitan on CPU; the first call must come before torchtitan is imported.
 
     Returns:
-        True if the process was prepared, False (and nothing was touched) where torch finds an accelerator.
+        True if the process is prepared, False (and nothing was touched) where torch finds an accelerator.
     """
     if accelerator() is not None:
         return False
-    assert "torchtitan.tools.utils" not in sys.modules, "torchtitan was imported before harness.titan.cpu.install"
+    if (imported := sys.modules.get("torchtitan.tools.utils")) is not None:
+        assert imported.device_type == "cpu", "torchtitan was imported before harness.titan.cpu.install"
+        return True
     if importlib.util.find_spec("triton") is None:
         sys.modules[TRITON_MODULE] = _refusing_module(TRITON_MODULE, "triton")
     _alias_set_timeout()

@@ -36,9 +36,6 @@ class PilotDataLoader(HuggingFaceTextDataLoader):
     def __init__(self, config: Config, **kwargs: Any) -> None:
         self._documents = config.documents
         super().__init__(config, **kwargs)
-        rows, ranks = len(self.dataset._original_data), kwargs["dp_world_size"]
-        if rows == 0:  # the library would loop over nothing, forever
-            raise ValueError(f"data set {config.dataset!r} has fewer documents than the {ranks} ranks that read it")
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         for inputs, labels in super().__iter__():
@@ -60,26 +57,38 @@ def dense_document_mask(positions: torch.Tensor) -> torch.Tensor:
     return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
 
 
-def register(data: DataSpec) -> None:
-    """Make ``data`` known to torchtitan under its name; without files the library's own entry stays."""
+def register(data: DataSpec, *, ranks: int) -> None:
+    """Make ``data`` known to torchtitan under its name; without files the library's own entry stays.
+
+    Args:
+        ranks: how many ranks share the documents; reading fails with a ValueError where there are fewer documents,
+            since the library would loop over nothing, forever, on the ranks that get none.
+    """
     if not data.files:
         if data.name not in DATASETS:
             raise ValueError(f"data set {data.name!r} names no files and torchtitan knows none of that name")
         return
-    loader = partial(_load, files=data.files, text_field=data.text_field)
+    loader = partial(_load, data=data, ranks=ranks)
     DATASETS[data.name] = DatasetConfig(
         path=str(Path(data.files[0]).parent), loader=loader, sample_processor=lambda sample: sample["text"]
     )
 
 
-def _load(path: str, *, files: tuple[str, ...], text_field: str) -> Dataset:
+def _load(path: str, *, data: DataSpec, ranks: int) -> Dataset:
     """A map-style data set with the one column ``text``; ``path`` is only what the log shows."""
-    if sum(Path(file).stat().st_size for file in files) <= IN_MEMORY_BYTES:
-        return Dataset.from_dict({"text": [text for file in files for text in read_texts(Path(file), text_field)]})
-    table = load_dataset("json", data_files=list(files), split="train")
-    if text_field not in table.column_names:
-        raise ValueError(f"{files[0]} has no key {text_field!r}; name the key of the text with data.text_field=KEY")
-    return table.select_columns([text_field]).rename_column(text_field, "text")
+    if sum(Path(file).stat().st_size for file in data.files) <= IN_MEMORY_BYTES:
+        texts = [text for file in data.files for text in read_texts(Path(file), data.text_field)]
+        table = Dataset.from_dict({"text": texts})
+    else:
+        table = load_dataset("json", data_files=list(data.files), split="train")
+        if data.text_field not in table.column_names:
+            raise ValueError(f"{data.files[0]} has no key {data.text_field!r}; name it with data.text_field=KEY")
+        table = table.select_columns([data.text_field]).rename_column(data.text_field, "text")
+    if len(table) < ranks:
+        raise ValueError(
+            f"data set {data.name!r} has {len(table)} documents, fewer than the {ranks} ranks that read it"
+        )
+    return table
 
 
 def read_texts(file: Path, text_field: str) -> Iterator[str]:

@@ -87,7 +87,7 @@ def arguments_of(spec: TitanSpec) -> list[str]:
 @contextlib.contextmanager
 def training(spec: TitanSpec, *extra: str) -> Iterator[tuple[Any, Trained]]:
     """A built trainer of ``spec`` and its log; everything it left in the process is taken down afterwards."""
-    trainer_module = _prepare_process()
+    trainer_module = prepare_process()
     import torch
     from torchtitan.config import ConfigManager
 
@@ -130,13 +130,11 @@ def shallow(spec: TitanSpec, **shape_changes: Any) -> TitanSpec:
     return dataclasses.replace(spec, shape=dataclasses.replace(spec.shape, **shape_changes))
 
 
-def _prepare_process() -> Any:
-    import sys
-
+def prepare_process() -> Any:
+    """Make torchtitan importable in this process; returns its trainer module."""
     from harness.titan import cpu
 
-    if "torchtitan.tools.utils" not in sys.modules:
-        cpu.install()
+    cpu.install()
     import torchtitan.trainer
     from torchtitan.tools.logging import init_logger
 
