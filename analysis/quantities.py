@@ -75,9 +75,9 @@ QUANTITIES = (
     ),
     Quantity(
         name="cost",
-        label="Cost of a run",
+        label="Cost of a run (currency of its price)",
         keys=("cost.run",),
-        unit="currency",
+        unit="",
         more_is_better=False,
         better="lower",
         worse="higher",

@@ -1,0 +1,34 @@
+"""Where runs come from: run directories, or an MLflow server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.comparison import Request
+from analysis.runs import Run, from_directory
+from harness.rundir import find_runs
+
+
+def from_directories(root: Path, experiment: str | None = None) -> list[Run]:
+    """All runs below ``root``. Raises ValueError where there is no such directory."""
+    if not root.is_dir():
+        raise ValueError(f"no directory {root}: name the directory of runs with --runs DIR")
+    directories = find_runs(root)
+    return [from_directory(one) for one in directories if experiment is None or one.experiment == experiment]
+
+
+def from_mlflow(uri: str, experiment: str | None = None, request: Request | None = None) -> list[Run]:
+    """All runs of an MLflow server; those that ``request`` may use are read in full, the rest from the search alone."""
+    from analysis.mlflow_source import MlflowSource
+
+    source = MlflowSource(uri)
+    runs = source.search(experiment)
+    if request is None:
+        return runs
+    arms = (request.baseline, request.candidate)
+    wanted = [
+        run
+        for run in runs
+        if request.aa.matches(run) or (request.where.matches(run) and any(arm.matches(run) for arm in arms))
+    ]
+    return source.complete(runs, wanted)

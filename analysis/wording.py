@@ -1,0 +1,277 @@
+"""The result in plain words. Everything a person reads about a comparison is said here, once: terminal, Markdown, HTML
+and MLflow's note show the same sentences."""
+
+from __future__ import annotations
+
+import math
+
+from analysis.comparison import Comparison
+from analysis.curves import DIFFERENT, CurveVerdict
+from analysis.effects import Effect
+from analysis.paired import EQUIVALENT, MIN_PAIRS, UNRESOLVED
+from analysis.quantities import HEADLINE
+from analysis.selection import Selector
+
+SIGNIFICANT = 0.05
+REHEARSAL = "Rehearsal on CPU at narrow widths: this says nothing about Trainium."
+
+
+def arm_names(comparison: Comparison) -> tuple[str, str]:
+    """Short names of the two arms: what their selectors do not share."""
+    request = comparison.request
+    if request.identical:
+        return "A", "B"
+    return _name(request.baseline, request.candidate), _name(request.candidate, request.baseline)
+
+
+def _name(own: Selector, other: Selector) -> str:
+    different = [condition for condition in own.conditions if condition not in other.conditions]
+    if len(different) == 1:
+        return different[0][1]
+    return " ".join(f"{key}={value}" for key, value in different) or str(own)
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict in one or two sentences."""
+    if not comparison.comparable:
+        return _not_comparable(comparison)
+    sentences = [_speed(comparison), _training(comparison)]
+    if comparison.rehearsal:
+        sentences.append(REHEARSAL)
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _not_comparable(comparison: Comparison) -> str:
+    differences = comparison.gate.undeclared
+    first = differences[0]
+    more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+    values = f"baseline {first.baseline}, candidate {first.candidate}"
+    return f"Not comparable: the arms differ in {first.key} ({values}){more}."
+
+
+def _speed(comparison: Comparison) -> str:
+    effect = comparison.effect(HEADLINE.name)
+    baseline, candidate = arm_names(comparison)
+    if effect is None or not effect.values:
+        return f"Unresolved: no pair of usable runs of {baseline} and {candidate}{_left_out(comparison)}."
+    pairs = plural(effect.pairs, "pair")
+    measured = f"{change(effect.ratio)} steady tokens/s"
+    if math.isfinite(effect.low):
+        measured += f", 95 % interval {between(effect)}, {pairs} of runs"
+    if effect.verdict == EQUIVALENT:
+        return f"{candidate} and {baseline} are equally fast within {percent(effect.margin)} ({measured})."
+    if effect.verdict == UNRESOLVED:
+        return f"Unresolved whether {candidate} is faster than {baseline} ({measured}): {effect.reason}."
+    return f"{candidate} is {effect.verdict} than {baseline} by {percent(abs(effect.ratio - 1))} ({measured})."
+
+
+def _left_out(comparison: Comparison) -> str:
+    count = len(comparison.left_out)
+    if not count:
+        return ""
+    return f"; {plural(count, 'run')} left out, the first because {comparison.left_out[0].reason}"
+
+
+def _training(comparison: Comparison) -> str:
+    loss = comparison.loss
+    if loss is None:
+        return ""
+    if loss.verdict == EQUIVALENT:
+        detail = (
+            "every logged value is the same" if loss.bitwise else f"largest difference {share(loss.max_difference)}"
+        )
+        return f"It is the same training: {loss.reason} ({detail})."
+    if loss.verdict == DIFFERENT:
+        return f"It is not the same training: {loss.reason}."
+    return f"Unresolved whether it is the same training: {loss.reason}."
+
+
+def design(comparison: Comparison) -> str:
+    """What this design can see of the headline quantity."""
+    effect = comparison.effect(HEADLINE.name)
+    if effect is None:
+        return ""
+    if not math.isfinite(effect.power.detectable):
+        return f"{plural(effect.pairs, 'pair')}: the spread between runs is not known, so nothing can be said of power."
+    needed = effect.power.pairs_needed
+    more = f"{needed} pairs" if needed else "more than 10,000 pairs"
+    return (
+        f"{plural(effect.pairs, 'pair')} with a spread of {percent(effect.pair_sd)} between pairs find a difference of "
+        f"{percent(effect.power.detectable)} with 80 % chance; {more} would find {percent(effect.power.effect)}."
+    )
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to trust the numbers, most important first."""
+    if not comparison.comparable:
+        return [comparison.gate.hint] if comparison.gate.hint else []
+    found = [*_order_notes(comparison), *_noise_notes(comparison), *_provenance_notes(comparison)]
+    return [note for note in found if note]
+
+
+def _order_notes(comparison: Comparison) -> list[str]:
+    effect = comparison.effect(HEADLINE.name)
+    pairing = comparison.pairing
+    if effect is None or not effect.values:
+        return []
+    found = []
+    if pairing.basis != "block":
+        found.append(f"The runs record no blocks; they were paired by {pairing.basis}.")
+    if not pairing.ordered:
+        return [*found, "The order of the runs is not known, so a drift of the machine cannot be told from an effect."]
+    if effect.pairs < MIN_PAIRS:
+        return found
+    if abs(effect.drift_removed) >= 5e-5:
+        found.append(
+            f"The arms ran at different times on average: a linear drift worth {signed(effect.drift_removed)} was "
+            "subtracted and its uncertainty added. A drift of another shape would remain."
+        )
+    if effect.drift.p < SIGNIFICANT:
+        found.append(
+            f"The machine drifted by {signed(effect.drift.effect)} over the sweep (p = {effect.drift.p:.2g}); pairs "
+            "cancel it."
+        )
+    else:
+        found.append(f"No drift of the machine over the sweep is shown ({_trend(effect.drift)}).")
+    if math.isnan(effect.order.p):
+        found.append("An effect of the order within a pair cannot be tested: not enough pairs in both orders.")
+    elif effect.order.p < SIGNIFICANT:
+        found.append(
+            f"Running second in a pair changes throughput by {signed(effect.order.effect)} (p = {effect.order.p:.2g}): "
+            "look at what the first run leaves behind (caches, heat)."
+        )
+    else:
+        found.append(f"No effect of running second in a pair is shown ({_trend(effect.order)}).")
+    return found
+
+
+def _trend(trend) -> str:
+    return "not testable" if math.isnan(trend.p) else f"{signed(trend.effect)}, p = {trend.p:.2g}"
+
+
+def _noise_notes(comparison: Comparison) -> list[str]:
+    effect = comparison.effect(HEADLINE.name)
+    found = []
+    if comparison.aa_pairs and effect and effect.floor:
+        found.append(
+            f"A/A noise floor from {plural(comparison.aa_pairs, 'pair')} of identical arms: {percent(effect.floor)}; "
+            "no margin is below it."
+        )
+    elif comparison.aa_refused:
+        found.append(f"No A/A noise floor: {comparison.aa_refused}.")
+    elif not comparison.request.identical and comparison.pairs:
+        found.append("No A/A runs: what identical arms show on this machine has not been measured.")
+    for other in comparison.effects:
+        if other.outlying:
+            found.append(f"{other.quantity.label}: far from the other pairs, not dropped: {', '.join(other.outlying)}.")
+        if other.missing and other.values:
+            found.append(f"{other.quantity.label} without {'; '.join(other.missing[:3])}{_more(other.missing)}.")
+    return found
+
+
+def _provenance_notes(comparison: Comparison) -> list[str]:
+    runs = comparison.runs
+    found = []
+    seeds = {run.setting("train.seed") for run in runs}
+    if len(seeds) == 1 and None not in seeds and comparison.loss and comparison.loss.verdict == EQUIVALENT:
+        found.append(f"All runs share seed {seeds.pop()}: the loss verdict says nothing about other seeds.")
+    unproven = sorted({str(run.setting("kernel")) for run in runs if _kernel_unproven(run)})
+    if unproven:
+        found.append(f"No check in these runs shows that the kernel was executed: {', '.join(unproven)}.")
+    if any(str(run.circumstances.get("git.dirty")).lower() == "true" for run in runs):
+        found.append("The code had uncommitted changes, so equal commits do not prove equal code.")
+    if runs and not all("git.commit" in run.circumstances for run in runs):
+        found.append("Some runs record no commit, so equal code is not proven.")
+    if not all(run.complete_config for run in runs):
+        found.append("Some runs were read from MLflow's params alone: settings that are no params were not compared.")
+    if comparison.request.ignore_checks:
+        found.append(f"Failed checks were ignored on request: {', '.join(comparison.request.ignore_checks)}.")
+    return found
+
+
+def _kernel_unproven(run) -> bool:
+    kernel = run.setting("kernel")
+    return kernel not in (None, "baseline") and not any("kernel" in name for name in run.passed_checks)
+
+
+def _more(items: tuple[str, ...]) -> str:
+    return f" and {len(items) - 3} more" if len(items) > 3 else ""
+
+
+METHOD = (
+    "The unit is the run, not the step: steps of one run share its offset, and tests over steps call noise "
+    "significant.",
+    "Each run counts with one number, the median of its steady steps; runs are paired by block, and the 95 % interval "
+    "is Student's t on the logarithm of the pairs' ratios.",
+    "Equivalent: the whole interval lies inside the margin. Faster or slower: the interval excludes no change. "
+    "Anything else, and any comparison of fewer than 3 pairs, is unresolved.",
+    "Loss: the paired log-ratio of both curves must lie inside the margin in each of up to four parts of the curve, "
+    "with its whole interval over the pairs, and no single step may be off by ten margins. A NaN, a missing step or "
+    "another length can never be equivalent.",
+    "Arms may differ in the declared settings only. Runs that failed, failed a check or never became steady are left "
+    "out by name.",
+)
+
+
+# -- numbers as text -------------------------------------------------------------------------------------------------
+
+
+def percent(value: float) -> str:
+    """0.0123 as ``1.2 %``."""
+    return "unknown" if not math.isfinite(value) else f"{_digits(100 * value)} %"
+
+
+def share(value: float) -> str:
+    """A relative difference that may be tiny: ``1.2 %`` or ``9.8e-06``."""
+    return percent(value) if not math.isfinite(value) or value >= 1e-4 or value == 0 else f"{value:.1e}"
+
+
+def signed(value: float) -> str:
+    return "unknown" if not math.isfinite(value) else f"{_digits(100 * value, sign=True)} %"
+
+
+def change(ratio: float) -> str:
+    """A ratio as a change: 1.02 is ``+2.0 %``."""
+    return signed(ratio - 1)
+
+
+def between(effect: Effect) -> str:
+    if not math.isfinite(effect.low):
+        return "unknown"
+    return f"{_digits(100 * (effect.low - 1), sign=True)} to {_digits(100 * (effect.high - 1), sign=True)} %"
+
+
+def _digits(value: float, *, sign: bool = False) -> str:
+    """Two decimals below 10, one below 100; a real minus sign, none before a zero."""
+    text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    text = text.removeprefix("-") if float(text) == 0 else text
+    if sign and float(text) > 0:
+        text = f"+{text}"
+    return text.replace("-", "−")
+
+
+def quantity_text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    if not math.isfinite(value):
+        return "–"
+    return (f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.4g} {unit}").rstrip()
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def curve_line(curve: CurveVerdict, label: str) -> str:
+    """One line about a curve for tables: differences and where they begin."""
+    if not curve.steps:
+        return f"{label}: {curve.verdict} ({curve.reason})"
+    first = ", ".join(
+        f"{tolerance:g} at {'no step' if step is None else f'step {step}'}"
+        for tolerance, step in curve.first_divergence.items()
+    )
+    same = ", the same in every logged value" if curve.bitwise else ""
+    return (
+        f"{label}: {curve.verdict}{same}; largest difference {share(curve.max_difference)}"
+        f"{f' (step {curve.max_step})' if curve.max_step is not None else ''}, mean {share(curve.mean_difference)}; "
+        f"first differs by more than {first}"
+    )
