@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 BACKENDS = ("reference", "simulator", "neuron")
@@ -80,6 +81,18 @@ def use_backend(name: str, *, lnc: int | None = None) -> Execution:
 def execution() -> Execution:
     """The choice in force; the first question takes it from PILOT_KERNEL_BACKEND (default auto)."""
     return _execution or use_backend(os.environ.get("PILOT_KERNEL_BACKEND", "auto"))
+
+
+@contextmanager
+def isolated(name: str, *, lnc: int | None = None) -> Iterator[Execution]:
+    """Use a backend inside the block only, with counts of its own: for checks."""
+    global _execution, _calls, _requested
+    before = _execution, _calls, _requested
+    _calls, _requested = {}, []
+    try:
+        yield use_backend(name, lnc=lnc)
+    finally:
+        _execution, _calls, _requested = before
 
 
 def _default_lnc() -> int:

@@ -2,8 +2,8 @@
 
 Tokens arrive sorted by expert. A kernel for Trainium is traced with static loops, while the numbers of tokens per
 expert are known only on the device. So rows are cut into blocks of at most 128 that belong to one expert each; every
-expert has at least one block, and their number is bounded by ``rows // 128 + experts`` whatever the counts. The table is
-computed by tensor operations alone, without asking the device for a value.
+expert has at least one block, and their number is bounded by ``rows // 128 + experts`` whatever the counts. The table
+is computed by tensor operations alone, without asking the device for a value.
 """
 
 from __future__ import annotations

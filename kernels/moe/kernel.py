@@ -5,8 +5,8 @@ multiplies them with the weights of its expert, and scatters the result; the mis
 have numbers out of bounds and are skipped, so tails and experts without tokens need no code of their own. Products
 accumulate in float32 in PSUM and are rounded once, when they leave it.
 
-Weights are ``[experts, contraction, columns]``: the caller transposes where needed. Blocks alternate between the cores of
-a logical NeuronCore; weight gradients, which sum over blocks, are split by columns instead. So no core ever writes what
+Weights are ``[experts, contraction, columns]``: the caller transposes where needed. Blocks alternate between the cores
+of a logical NeuronCore; weight gradients, which sum over blocks, are split by columns. So no core ever writes what
 another touches, and no barrier is needed. Outputs are given by the caller and returned.
 """
 

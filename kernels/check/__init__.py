@@ -1,0 +1,1 @@
+"""Holding kernels against their references: ``python -m kernels check``."""

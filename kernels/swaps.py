@@ -1,0 +1,112 @@
+"""The kernels as overrides of torchtitan's modules: ``--override.imports kernels.swaps.nki_rope``, ``....nki_moe``.
+
+Importing this module registers them; it imports torch and torchtitan. Which layers they apply to is taken from
+PILOT_KERNEL_LAYERS (numbers with commas; unset: all), since a torchtitan override chooses its modules when it is
+registered. What a choice of kernels needs and must prove is worked out, without torch, in ``kernels.plan``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import spmd_types as spmd
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.common.moe import GroupedExperts
+
+from kernels import ops, override_registry
+from kernels.plan import LAYERS_ENV
+
+_registry = override_registry.find()
+HEADS_ON_TP = {"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.S(2)}
+"""How torchtitan's sharding types describe ``[batch, seq, heads, head_dim]``."""
+
+
+def layer_patterns(module: str) -> list[str] | None:
+    """Names of ``module`` in the selected layers; None for all.
+
+    In the trainer a name starts with ``model_spec.model.``, in a model by itself with ``layers.``: both match.
+    """
+    selected = os.environ.get(LAYERS_ENV)
+    return [f"*layers.{number}.{module}" for number in selected.split(",")] if selected else None
+
+
+class NkiRoPE(CosSinRoPE):
+    """torchtitan's RoPE computed by ``pilot::rope``: without a gather, for sequential positions only."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        ops.request("nki_rope")
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate ``[batch, seq, heads, head_dim]``.
+
+        Raises:
+            ValueError: positions that are not 0, 1, 2, ..., or a sequence length that the kernel does not take.
+            NotImplementedError: tensors sharded by tensor parallelism.
+        """
+        if isinstance(query, DTensor):
+            raise NotImplementedError(
+                "nki_rope takes local tensors: train with tensor parallelism 1, or kernel=baseline"
+            )
+        ops.require_sequential(positions)
+        cache = self.cache.to_local() if isinstance(self.cache, DTensor) else self.cache
+        return spmd.local_map(out_types=(HEADS_ON_TP, HEADS_ON_TP))(ops.rope)(query, key, cache)
+
+
+class NkiGroupedExperts(GroupedExperts):
+    """torchtitan's experts computed by ``pilot::experts``, in bfloat16 as the library computes them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        ops.request("nki_moe")
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Experts for rows sorted by expert: ``[rows, dim]`` in and out."""
+        weights = (_local(weight).bfloat16() for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        return ops.experts(x_RD.bfloat16(), num_tokens_per_expert_E, *weights).type_as(x_RD)
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+@_registry.override(
+    target=CosSinRoPE.Config,
+    fqns=layer_patterns("attention.rope"),
+    description="RoPE by an NKI kernel, without a gather",
+)
+def nki_rope(config: CosSinRoPE.Config) -> NkiRoPE.Config:
+    """The library's RoPE, computed by our kernel."""
+    return _registry.derive(_exactly(config, CosSinRoPE.Config), NkiRoPE.Config)
+
+
+@_registry.override(
+    target=GroupedExperts.Config,
+    fqns=layer_patterns("moe.routed_experts.inner_experts"),
+    description="SwiGLU experts by NKI kernels, dropless",
+)
+def nki_moe(config: GroupedExperts.Config) -> NkiGroupedExperts.Config:
+    """The library's experts, computed by our kernels."""
+    return _registry.derive(_exactly(config, GroupedExperts.Config), NkiGroupedExperts.Config)
+
+
+def _exactly(config: object, kind: type) -> object:
+    """Refuse a subclass: it has another contract than the one our kernel keeps."""
+    if type(config) is not kind:
+        raise ValueError(
+            f"our kernel replaces {kind.__qualname__}, but this model uses {type(config).__qualname__}: kernel=baseline"
+        )
+    return config
