@@ -142,7 +142,7 @@ def show_sweep(console: Console, outcomes: Sequence[Outcome]) -> None:
     from rich.text import Text
 
     table = Table(title="sweep", title_justify="left")
-    for column in ("#", "pilot", "status", "steady tokens/s", "loss", "record"):
+    for column in ("#", "pilot", "status", "steady tokens/s", "loss", "run"):
         table.add_column(column, justify="right" if column in ("#", "steady tokens/s", "loss") else "left")
     for index, outcome in enumerate(outcomes):
         summary = outcome.run.summary() if outcome.run else {}
@@ -153,6 +153,6 @@ def show_sweep(console: Console, outcomes: Sequence[Outcome]) -> None:
             Text(outcome.state + printable(reason), style=COLOURS.get(outcome.state, "")),
             number((summary.get("steady") or {}).get("tokens_per_s")),
             number((summary.get("loss") or {}).get("last")),
-            Text(relative(outcome.run.path) if outcome.run else "–"),
+            outcome.run.run_id if outcome.run else "–",
         )
     console.print(table)

@@ -25,8 +25,8 @@ STEP_LINE = re.compile(rb"step: *(\d+)  loss: *([\d.]+)")
 def test_multirun_ends_with_a_table_and_0(three_paths: Multirun) -> None:
     assert three_paths.called.exit_code == 0, three_paths.called.stderr
     assert sorted(three_paths.by_path) == sorted(PATHS)
-    table = three_paths.called.stdout[three_paths.called.stdout.index("sweep") :]
-    assert [line.count("finished") for line in table.splitlines() if "baseline" in line] == [1, 1, 1]
+    table = three_paths.called.stdout[three_paths.called.stdout.index("sweep") :].splitlines()
+    assert [line.count("finished") for line in table if line.startswith(("│ 0", "│ 1", "│ 2"))] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -105,8 +105,8 @@ def test_failed_job_leaves_the_others_going(tmp_path: Path) -> None:
     first, second = sorted(find_runs(runs), key=lambda run: run.status().started)
     assert (first.status().state, second.status().state) == ("failed", "finished")
     assert "nonsense" in first.status().reason
-    table = called.stdout[called.stdout.index("sweep") :]
-    assert ["failed" in line for line in table.splitlines() if "native_4b-baseline" in line] == [True, False]
+    table = called.stdout[called.stdout.index("sweep") :].splitlines()
+    assert ["failed" in line for line in table if line.startswith(("│ 0", "│ 1"))] == [True, False]
 
 
 def wait_for(runs: Path, text: bytes, seconds: float = 60) -> RunDir:
