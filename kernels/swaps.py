@@ -10,18 +10,25 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import spmd_types as spmd
 import torch
 from torch.distributed.tensor import DTensor
-from torchtitan.models.common import CosSinRoPE
-from torchtitan.models.common.moe import GroupedExperts
 
 from kernels import ops, override_registry
 from kernels.plan import LAYERS_ENV
 
-_registry = override_registry.find()
-HEADS_ON_TP = {"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.S(2)}
-"""How torchtitan's sharding types describe ``[batch, seq, heads, head_dim]``."""
+_registry = override_registry.find()  # first: what is imported next fails less clearly where there is none
+
+from torchtitan.models.common import CosSinRoPE  # noqa: E402
+from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
+
+try:
+    import spmd_types as spmd
+except ImportError:  # a torchtitan without sharding types checks none
+    _rope = ops.rope
+else:
+    HEADS = {"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.S(2)}
+    """How torchtitan's sharding types describe ``[batch, seq, heads, head_dim]``; they know no rule for our op."""
+    _rope = spmd.local_map(out_types=(HEADS, HEADS))(ops.rope)
 
 
 def layer_patterns(module: str) -> list[str] | None:
@@ -59,7 +66,7 @@ class NkiRoPE(CosSinRoPE):
             )
         ops.require_sequential(positions)
         cache = self.cache.to_local() if isinstance(self.cache, DTensor) else self.cache
-        return spmd.local_map(out_types=(HEADS_ON_TP, HEADS_ON_TP))(ops.rope)(query, key, cache)
+        return _rope(query, key, cache)
 
 
 class NkiGroupedExperts(GroupedExperts):

@@ -22,7 +22,6 @@ from kernels.plan import KERNELS_ENV, LAYERS_ENV
 FUNCTION = "apply_rotary_pos_emb"
 NAME = "kernels.swaps.nki_rope"
 """The name that torchtitan's own override has: one kernel, one name in the log."""
-logger = logging.getLogger(__name__)
 
 
 def from_environment(parallelize_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -52,16 +51,16 @@ def swap_rope(model: nn.Module, layers: tuple[int, ...] | None = None) -> int:
     Raises:
         ValueError: the model has no attention that calls Transformers' RoPE function.
     """
-    swapped = 0
+    log, swapped = _log(), 0
     for name, module in _attention_layers(model):
         if layers is None or module.layer_idx in layers:
             module.forward = types.MethodType(_with_our_rope(type(module).forward), module)
-            logger.info(f"[Override] {NAME}: model_spec.model.{name} {FUNCTION} -> pilot::rope")
+            log(f"[Override] {NAME}: model_spec.model.{name} {FUNCTION} -> pilot::rope")
             swapped += 1
     if not swapped:
         wanted = "any layer" if layers is None else f"layers {', '.join(map(str, layers))}"
         raise ValueError(f"kernel=nki_rope: {type(model).__name__} calls {FUNCTION} in no attention of {wanted}")
-    logger.info(f"Applied {swapped} override(s)")
+    log(f"Applied {swapped} override(s)")
     ops.request("nki_rope")
     return swapped
 
@@ -81,6 +80,15 @@ def rotate(
     cache = torch.cat((cos, sin), dim=-1)
     query, key = ops.rope(q.transpose(1, 2), k.transpose(1, 2), cache)
     return query.transpose(1, 2), key.transpose(1, 2)
+
+
+def _log() -> Callable[[str], None]:
+    """torchtitan's own logger, so that the lines stand where those of its overrides stand, whatever its level is."""
+    try:
+        from torchtitan.tools.logging import logger
+    except ImportError:
+        return logging.getLogger(__name__).info
+    return logger.info
 
 
 def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -7,10 +7,11 @@ kernel that did not run, or left part of its output unwritten (NaN), fails as we
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels import backend, sim
@@ -31,7 +32,7 @@ class Check:
 
     kernel: str
     what: str
-    """forward or grad and of what, or calls missing."""
+    """forward or grad and of what; calls missing; runs, where it did not."""
     dtype: str
     lnc: int
     backend: str
@@ -98,13 +99,12 @@ def default_backend() -> str:
 
 
 def _check(kernel: str, suite: Suite, shape: Shape, dtype: str, lnc: int, name: str, seed: int) -> Iterator[Check]:
-    worst: dict[str, tuple[float, float]] = {}
+    worst: dict[str, Measured] = {}
     for order in _core_orders(name, lnc):
-        for what, measured in _measure(kernel, suite, shape, dtype, lnc, name, seed, order):
-            worst[what] = _worse(worst.get(what, measured), measured)
+        for measured in _measure(kernel, suite, shape, dtype, lnc, name, seed, order):
+            worst[measured.what] = measured.worse_than(worst.get(measured.what, measured))
     tolerance = suite.tolerance[dtype]
-    for what, (absolute, relative) in worst.items():
-        counted = what == "calls missing"
+    for what, measured in worst.items():
         yield Check(
             kernel=kernel,
             what=what,
@@ -112,30 +112,54 @@ def _check(kernel: str, suite: Suite, shape: Shape, dtype: str, lnc: int, name: 
             lnc=lnc,
             backend=name,
             shape=str(shape),
-            max_abs=absolute,
-            max_rel=relative,
-            measure="max_abs" if counted else tolerance.measure,
-            tolerance=0.0 if counted else tolerance.limit,
-            reason="the kernel itself ran, each time" if counted else tolerance.reason,
+            max_abs=measured.absolute,
+            max_rel=measured.relative,
+            measure="max_abs" if measured.reason else tolerance.measure,
+            tolerance=0.0 if measured.reason else tolerance.limit,
+            reason=measured.reason or tolerance.reason,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A difference, or something else that must be zero, which then has its own reason."""
+
+    what: str
+    absolute: float
+    relative: float
+    reason: str = ""
+
+    def worse_than(self, other: Measured) -> Measured:
+        """The larger of both differences."""
+        return replace(
+            self, absolute=_larger(self.absolute, other.absolute), relative=_larger(self.relative, other.relative)
         )
 
 
 def _measure(
     kernel: str, suite: Suite, shape: Shape, dtype: str, lnc: int, name: str, seed: int, order: tuple[int, ...]
-) -> Iterator[tuple[str, tuple[float, float]]]:
+) -> Iterator[Measured]:
     import torch
 
     torch.manual_seed(seed)
     before = Counter(sim.executed)
     with backend.isolated(name, lnc=lnc), sim.core_order(*order):
-        for what, result, reference in suite.compare(shape, getattr(torch, dtype)):
-            yield what, difference(result, reference)
+        try:
+            for what, result, reference in suite.compare(shape, getattr(torch, dtype)):
+                absolute, relative = difference(result, reference)
+                yield Measured(what=what, absolute=absolute, relative=relative)
+        except ValueError:
+            raise  # what was asked for cannot be run at all
+        except Exception as error:  # whatever a simulator, a compiler or a device says about a kernel
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            yield Measured(what="runs", absolute=float("nan"), relative=float("nan"), reason=message)
+            return
         calls = backend.calls(kernel)
     missing = float(abs(suite.calls - calls.forward) + abs(suite.calls - calls.backward))
     if sim.is_installed() and name == "simulator":
         launched = Counter(sim.executed) - before
         missing += sum(abs(suite.calls * times - launched[each]) for each, times in suite.launches.items())
-    yield "calls missing", (missing, missing)
+    yield Measured(what="calls missing", absolute=missing, relative=missing, reason="the kernel itself ran, each time")
 
 
 def difference(result: Tensor, reference: Tensor) -> tuple[float, float]:
@@ -151,7 +175,6 @@ def _core_orders(name: str, lnc: int) -> tuple[tuple[int, ...], ...]:
     return ((0, 1), (1, 0)) if name == "simulator" and lnc == 2 and sim.is_installed() else ((0, 1),)
 
 
-def _worse(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    """The larger of each, NaN being larger than any number."""
-    first, second = (x if x != x or x >= y else y for x, y in zip(a, b, strict=True))
-    return first, second
+def _larger(a: float, b: float) -> float:
+    """NaN is larger than any number."""
+    return a if math.isnan(a) or a >= b else b

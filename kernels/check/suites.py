@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import backend
 from kernels.check.shapes import ExpertShape, RopeShape, Shape
 
+SPARE_ROWS = 64
 Comparison = tuple[str, Tensor, Tensor]
 """What is compared, the kernel's result, the reference's."""
 
@@ -50,11 +51,16 @@ def device() -> torch.device:
 
 
 def compare_rope(shape: RopeShape, dtype: torch.dtype) -> Iterator[Comparison]:
-    """Forward and gradients of query and key; the reference computes in float32 and rounds once."""
-    from kernels import ops
-    from kernels.rope.reference import rope_cache, rotate
+    """Forward and gradients of query and key; the reference computes in float32 and rounds once.
 
-    cache = rope_cache(shape.seq, shape.head_dim)
+    Every column of the cache has angles of its own, unlike RoPE's, whose halves are equal: a kernel that takes the
+    wrong half, or the wrong row, cannot get away with it. As in a model, the cache has more rows than the sequence.
+    """
+    from kernels import ops
+    from kernels.rope.reference import rotate
+
+    angles = torch.rand(shape.seq + SPARE_ROWS, shape.head_dim) * (2 * torch.pi)
+    cache = torch.cat((angles.cos(), angles.sin()), dim=1)
     sizes = [(shape.batch, shape.seq, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
     inputs = [torch.randn(size).to(dtype) for size in sizes]
     gradients = [torch.randn(size).to(dtype) for size in sizes]
