@@ -28,7 +28,7 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class HostSampler:
-    """Samples every ``interval_s`` seconds between ``start`` and ``stop``, and once more at ``stop``.
+    """Samples every ``interval_s`` seconds between ``start`` and ``stop``, and at ``stop`` if the last is not recent.
 
     ``write`` gets each sample, on the sampler's thread. ``root_pid`` is the process whose tree is the training
     (torchrun); it may be set later. Everything below this process but not below ``root_pid`` is the harness (the MLflow
@@ -57,13 +57,18 @@ class HostSampler:
 
     def _run(self) -> None:
         self._state.begin()
-        ended = False
-        while not ended:
+        taken = 0.0
+        while True:
             ended = self._stop.wait(self._interval_s)
+            if ended and taken and time.monotonic() - taken < self._interval_s / 2:
+                return  # rates over so short a time would be noise
+            taken = time.monotonic()
             try:
                 self._write(self._state.sample(self.root_pid))
             except (OSError, psutil.Error, ValueError):
                 self.errors += 1
+            if ended:
+                return
 
 
 class _State:
