@@ -31,3 +31,5 @@ def report_kernels() -> None:
 
 if __name__ == "__main__":
     main()
+    if cpu.accelerator() is None:
+        cpu.leave()

@@ -1,7 +1,8 @@
-"""Overrides for tests: one that changes nothing, one that fails on one rank."""
+"""Overrides for tests: one that changes nothing, one that fails on one rank, one that aborts at exit."""
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass
 
@@ -24,4 +25,10 @@ def same_rope(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
 def fails_on_rank_one(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
     if os.environ["RANK"] == "1":
         raise ValueError("planted on rank 1")
+    return derive(config, SameRoPE.Config)
+
+
+@override(target=CosSinRoPE.Config, fqns=["*layers.0.attention.rope"], description="aborts while Python winds up")
+def aborts_at_exit(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
+    atexit.register(os.abort)
     return derive(config, SameRoPE.Config)

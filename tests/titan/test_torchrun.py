@@ -36,7 +36,9 @@ def torchrun(spec: TitanSpec, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_two_ranks_train_one_model(workspace: Path, tmp_path: Path) -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("gloo over two processes is tried on Linux only")
-    spec = spec_of("native_4b", workspace, ranks=2, steps=4)
+    # gloo's threads may abort a process that winds up, which is too rare to wait for and therefore planted
+    late_abort = ("tests.titan.swaps.aborts_at_exit",)
+    spec = spec_of("native_4b", workspace, ranks=2, steps=4, override_imports=late_abort)
     done = torchrun(spec, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
     losses = [float(match[2]) for match in STEP.finditer(done.stdout)]
@@ -44,8 +46,10 @@ def test_two_ranks_train_one_model(workspace: Path, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     assert "[pilot] check model pass layers=2" in done.stdout
     assert "dp_shard=2" in done.stdout
+    assert "Applied 1 override(s)" in done.stdout
+    assert "Process group destroyed" in done.stdout  # nothing is lost at the end
     # twice the sequences of one rank at a time: the same first loss up to the random weights of another layout
-    one_rank = train(dataclasses.replace(spec, ranks=1, steps=1))
+    one_rank = train(dataclasses.replace(spec, ranks=1, steps=1, override_imports=()))
     assert losses[0] == pytest.approx(one_rank.losses[0], abs=0.1)
 
 
