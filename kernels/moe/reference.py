@@ -63,6 +63,8 @@ def backward(
 def _split_sizes(tokens_per_expert: torch.Tensor, rows: int) -> list[int]:
     """Rows of each expert, and at the end the rows of none."""
     sizes = [int(count) for count in tokens_per_expert.tolist()]
+    if sum(sizes) > rows:
+        raise ValueError(f"nki_moe: tokens_per_expert adds up to {sum(sizes)}, x has {rows} rows")
     return [*sizes, rows - sum(sizes)]
 
 
