@@ -2,56 +2,31 @@
 
 Every number that could not be had is null, and ``reasons`` says why under the number's dotted name. A name carries its
 scope: ``tps_per_rank``, ``tps_per_chip`` and ``tokens_per_s`` (all ranks); ``steady`` and ``end_to_end`` (compilation
-included) are never mixed.
+included) are never mixed. Durations are seconds, ``mfu`` and ``mfu_reported`` percent, memory GiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.flops import CONVENTION, Reported, explain_ratio, flops_per_token, mfu
-from harness.peaks import RankPeak, peak_of_rank
-from harness.phases import STEADY, Phases, PhasesConfig, find_phases
-from harness.shapes import ModelShape
-from harness.step_times import StepTimes, step_times
+from harness.measured import host_summary, memory_summary
+from harness.peaks import peak_of_rank
+from harness.phases import STEADY, Phases, find_phases
+from harness.run_facts import RunFacts, complete
+from harness.step_times import StepTimes, longest_segment, step_times
 
 if TYPE_CHECKING:
     from harness.logs import Event, Row
 
-GIB = 2**30
+__all__ = ["RunFacts", "summarize"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What is known about a run besides its log. Everything is optional, so that any log can be summarised."""
-
-    phases: PhasesConfig = field(default_factory=PhasesConfig)
-    ranks: int | None = None
-    chips: int | None = None
-    tokens_per_step: float | None = None
-    """Tokens of one optimizer step over all ranks."""
-    seq_len: int | None = None
-    shape: ModelShape | None = None
-    """The model that was built; None for a foreign log, whose MFU is then kept as reported only."""
-    device: str = ""
-    """Name of the chip in the table of peaks, or what the machine calls its device; empty: what the log says."""
-    lnc: int | None = None
-    dtype: str | None = None
-    """Type of the matrix products."""
-    peak_flops_per_rank: float | None = None
-    peak_source: str = ""
-    price_per_hour: float | None = None
-    """Price of everything the run occupied, per hour, in the user's currency."""
-    price_date: str | None = None
-    wall_s: float | None = None
-    """Seconds from launch to the end of the processes."""
-    compile_cache: str | None = None
-    """cold or warm, where the cache directory tells."""
-    rehearsal: bool = False
+MIN_PRINTED = 1.0
+"""``tflops`` and ``mfu`` are printed with two decimals; below this they are too coarse to reckon with."""
 
 
 def summarize(
@@ -60,168 +35,169 @@ def summarize(
     facts: RunFacts | None = None,
     samples: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The contents of ``summary.json``; the longest segment of the log is the one that is measured."""
-    facts = facts or RunFacts()
-    reasons: dict[str, str] = {}
-    per_rank = _tokens_per_rank_step(facts, events)
-    times = step_times(rows, events, tokens_per_step=per_rank)
-    phases = find_phases(
-        times.seconds, facts.phases, last_step=times.last_step, num_steps=times.num_steps, causes=times.causes
-    )
-    own = [row for row in rows if row.kind == "train" and row.segment == times.segment]
-    steady = _steady(phases, times, facts, own, reasons)
-    return {
-        "rehearsal": facts.rehearsal,
-        "steps": _num_steps(own, times),
-        "last_step": max((row.step for row in own), default=None),
-        "phase": phases.phase,
-        "phase_reason": phases.reason,
-        "warmup_steps": phases.warmup_steps,
-        "first_steady_step": phases.first_steady_step,
-        "steady_steps": phases.steady_steps,
-        "recompile_steps": list(phases.recompile_steps),
-        "slow_steps": [asdict(slow) for slow in phases.slow_steps],
-        "compile_s": _absolute(phases.compile_s, times, "compile_s", phases, reasons),
-        "warmup": {
-            "rule": phases.rule,
-            "parameters": asdict(facts.phases),
-            "recompiles": len(phases.recompile_steps),
-            "cache": facts.compile_cache,
-            "measures": phases.measures,
-        },
-        "step_times": _step_times(times),
-        "steady": steady,
-        "flops": _flops(facts, events, own, steady, reasons),
-        "end_to_end": _end_to_end(times, facts, reasons),
-        "memory": _memory(own, events, samples, reasons),
-        "cost": _cost(phases, times, steady, facts, reasons),
-        "loss": {"first": _loss(own, first=True), "last": _loss(own)},
-        "segments": sorted({row.segment for row in rows}),
-        "segment": times.segment,
-        "reasons": reasons,
-        "notes": list(times.notes),
-    }
+    """The contents of ``summary.json``. The longest segment of the log is measured; ``segments`` lists all of them."""
+    samples, segment = list(samples), longest_segment(rows)
+    own_events = [event for event in events if event.segment in (segment, 0)]
+    facts = complete(facts or RunFacts(), own_events)
+    return _Summary(rows, own_events, facts, samples, segment).contents()
 
 
-def _tokens_per_rank_step(facts: RunFacts, events: Iterable[Event]) -> float | None:
-    if facts.tokens_per_step and facts.ranks:
-        return facts.tokens_per_step / facts.ranks
-    return None
+class _Summary:
+    """One summary in the making; each method is one part of it and leaves its reasons."""
 
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        events: Sequence[Event],
+        facts: RunFacts,
+        samples: Sequence[Mapping[str, Any]],
+        segment: int,
+    ) -> None:
+        self.rows, self.events, self.facts, self.samples, self.segment = rows, events, facts, samples, segment
+        self.own = [row for row in rows if row.kind == "train" and row.segment == segment]
+        self.times, self.phases = self._split(segment)
+        self.reasons: dict[str, str] = {}
 
-def _num_steps(own: Sequence[Row], times: StepTimes) -> int:
-    if not own:
-        return 0
-    first = int(times.last_step[0] - times.num_steps[0] + 1) if len(times) else min(row.step for row in own)
-    return max(row.step for row in own) - first + 1
-
-
-def _absolute(
-    value: float | None, times: StepTimes, name: str, phases: Phases, reasons: dict[str, str]
-) -> float | None:
-    """``value`` if step times are seconds; else None with the reason."""
-    if value is None:
-        reasons[name] = f"{phases.phase}: {phases.reason}"
-        return None
-    if times.source == "relative":
-        reasons[name] = "tokens per step are not known and the rows carry no times, so steps have no length in seconds"
-        return None
-    return value
-
-
-def _loss(own: Sequence[Row], *, first: bool = False) -> float | None:
-    losses = [row.loss for row in own if row.loss is not None]
-    return losses[0 if first else -1] if losses else None
-
-
-def _step_times(times: StepTimes) -> dict[str, Any]:
-    def typical(values: np.ndarray) -> float | None:
-        known = values[np.isfinite(values)]
-        return float(np.median(known)) if len(known) else None
-
-    return {
-        "source": times.source,
-        "logged": len(times),
-        "by_tps_median_s": typical(times.from_tps),
-        "by_clock_median_s": typical(times.from_clock),
-        "tokens_per_step_per_rank": times.tokens_per_step,
-        "tokens_source": times.tokens_source,
-        "disagreeing_steps": list(times.disagreeing),
-    }
-
-
-def _steady(
-    phases: Phases, times: StepTimes, facts: RunFacts, own: Sequence[Row], reasons: dict[str, str]
-) -> dict[str, Any]:
-    steady: dict[str, Any] = {}
-    for key, value in {
-        "step_s_median": phases.median,
-        "step_s_low": phases.median_low,
-        "step_s_high": phases.median_high,
-        "step_s_mean": phases.mean,
-        "step_s_q1": phases.quartile_low,
-        "step_s_q3": phases.quartile_high,
-    }.items():
-        steady[key] = _absolute(value, times, f"steady.{key}", phases, reasons)
-    steady.update(cov=phases.cov, noise=phases.noise, first_step_of_median=phases.settled_from)
-    tokens = times.tokens_per_step if times.source != "relative" else 1.0
-    per_rank = tokens / phases.median if tokens and phases.median else None
-    steady.update(_throughput(per_rank, "steady", phases, times, facts, reasons))
-    steady["loss_last"] = _loss(own)
-    return steady
-
-
-def _throughput(
-    per_rank: float | None,
-    scope: str,
-    phases: Phases | None,
-    times: StepTimes,
-    facts: RunFacts,
-    reasons: dict[str, str],
-) -> dict[str, float | None]:
-    """``tps_per_rank``, ``tps_per_chip`` and ``tokens_per_s`` of one scope."""
-    whole = per_rank * facts.ranks if per_rank and facts.ranks else None
-    if per_rank is None:
-        reasons[f"{scope}.tps_per_rank"] = (
-            f"{phases.phase}: {phases.reason}"
-            if phases is not None and phases.phase != STEADY
-            else "tokens per step are not known"
+    def _split(self, segment: int) -> tuple[StepTimes, Phases]:
+        times = step_times(self.rows, self.events, tokens_per_step=self.facts.tokens_per_rank_step, segment=segment)
+        phases = find_phases(
+            times.seconds, self.facts.phases, last_step=times.last_step, num_steps=times.num_steps, causes=times.causes
         )
-    if whole is None:
-        reasons[f"{scope}.tokens_per_s"] = reasons.get(f"{scope}.tps_per_rank", "the number of ranks is not known")
-    per_chip = whole / facts.chips if whole and facts.chips else None
-    if per_chip is None:
-        reasons[f"{scope}.tps_per_chip"] = reasons.get(f"{scope}.tokens_per_s", "the number of chips is not known")
-    return {"tps_per_rank": per_rank, "tps_per_chip": per_chip, "tokens_per_s": whole}
+        return times, phases
 
+    def contents(self) -> dict[str, Any]:
+        steady = self._steady()
+        phases = self.phases
+        return {
+            "rehearsal": self.facts.rehearsal,
+            "steps": self._num_steps(),
+            "last_step": max((row.step for row in self.own), default=None),
+            "phase": phases.phase,
+            "phase_reason": phases.reason,
+            "warmup_steps": self._known("warmup_steps", phases.warmup_steps, self._no_phase()),
+            "first_steady_step": phases.first_steady_step,
+            "steady_steps": phases.steady_steps,
+            "recompile_steps": list(phases.recompile_steps),
+            "slow_steps": [asdict(slow) for slow in phases.slow_steps],
+            "compile_s": self._seconds("compile_s", phases.compile_s),
+            "warmup": {
+                "rule": phases.rule,
+                "parameters": asdict(self.facts.phases),
+                "recompiles": len(phases.recompile_steps),
+                "cache": self.facts.compile_cache,
+                "measures": phases.measures,
+            },
+            "step_times": self._step_times(),
+            "flops": self._flops(steady),
+            "steady": steady,
+            "end_to_end": self._end_to_end(),
+            "memory": self._memory(),
+            "host": self._known("host", host_summary(self.samples), "no samples of the host were taken"),
+            "cost": self._cost(steady["tokens_per_s"]),
+            "loss": {"first": self._loss(0), "last": self._loss(-1)},
+            "segment": self.segment,
+            "segments": [self._segment(segment) for segment in sorted({row.segment for row in self.rows})],
+            "reasons": self.reasons,
+            "notes": list(self.times.notes),
+        }
 
-def _flops(
-    facts: RunFacts, events: Iterable[Event], own: Sequence[Row], steady: dict[str, Any], reasons: dict[str, str]
-) -> dict[str, Any]:
-    """The inputs of MFU; ``steady`` receives ``mfu``, ``mfu_reported`` and ``mfu_difference``."""
-    peak = peak_of_rank(
-        facts.device or _device_of_log(events),
-        lnc=facts.lnc,
-        dtype=facts.dtype,
-        override=facts.peak_flops_per_rank,
-        source=facts.peak_source,
-    )
-    per_token = flops_per_token(facts.shape, facts.seq_len) if facts.shape and facts.seq_len else None
-    missing = (
-        "the model's shape or the sequence length is not known"
-        if per_token is None
-        else peak.reason or reasons.get("steady.tps_per_rank", "")
-    )
-    ours = mfu(steady["tps_per_rank"], per_token.total if per_token else None, peak.flops, missing=missing)
-    reported = _reported(own, events, steady)
-    steady["mfu"] = ours.percent
-    steady["mfu_reported"] = reported.mfu if reported else None
-    steady["mfu_difference"] = None
-    if ours.percent is None:
-        reasons["steady.mfu"] = ours.reason
-    if ours.percent and reported and per_token and peak.flops:
-        steady["mfu_difference"] = (
-            explain_ratio(
+    # -- reasons ---------------------------------------------------------------------------------------------------
+
+    def _known(self, name: str, value: Any, reason: str) -> Any:
+        """``value``; if there is none, ``reason`` is kept under ``name``."""
+        if value is None:
+            self.reasons[name] = reason
+        return value
+
+    def _seconds(self, name: str, value: float | None) -> float | None:
+        """``value`` if step times are seconds, else None with the reason."""
+        if value is not None and self.times.source == "relative":
+            return self._known(name, None, "neither the tokens of a step nor times are known: steps have no length")
+        return self._known(name, value, self._no_phase())
+
+    def _no_phase(self) -> str:
+        return f"{self.phases.phase}: {self.phases.reason}"
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _num_steps(self) -> int:
+        if not len(self.times):
+            return len({row.step for row in self.own})
+        return int(self.own[-1].step - (self.times.last_step[0] - self.times.num_steps[0]))
+
+    def _loss(self, index: int) -> float | None:
+        losses = [row.loss for row in self.own if row.loss is not None]
+        return losses[index] if losses else self._known("loss", None, "no row of this rank shows a loss")
+
+    def _step_times(self) -> dict[str, Any]:
+        def typical(values: np.ndarray) -> float | None:
+            known = values[np.isfinite(values)]
+            return float(np.median(known)) if len(known) else None
+
+        times = self.times
+        return {
+            "source": times.source,
+            "logged": len(times),
+            "by_tps_median_s": typical(times.from_tps),
+            "by_clock_median_s": typical(times.from_clock),
+            "tokens_per_step_per_rank": times.tokens_per_step,
+            "tokens_source": times.tokens_source,
+            "disagreeing_steps": list(times.disagreeing),
+        }
+
+    def _steady(self) -> dict[str, Any]:
+        phases, steady = self.phases, {}
+        for key, value in {
+            "step_s_median": phases.median,
+            "step_s_low": phases.median_low,
+            "step_s_high": phases.median_high,
+            "step_s_mean": phases.mean,
+            "step_s_q1": phases.quartile_low,
+            "step_s_q3": phases.quartile_high,
+        }.items():
+            steady[key] = self._seconds(f"steady.{key}", value)
+        steady.update(cov=phases.cov, noise=phases.noise, first_step_of_median=phases.settled_from)
+        tokens = self.times.tokens_per_step if self.times.source != "relative" else 1.0
+        per_rank = tokens / phases.median if tokens and phases.median else None
+        reason = self._no_phase() if phases.phase != STEADY else "the tokens of a step are not known"
+        return steady | self._throughput("steady", per_rank, reason) | {"loss_last": self._loss(-1)}
+
+    def _throughput(self, scope: str, per_rank: float | None, reason: str) -> dict[str, float | None]:
+        """``tps_per_rank``, ``tps_per_chip`` and ``tokens_per_s`` of one scope."""
+        ranks, chips = self.facts.ranks, self.facts.chips
+        whole = per_rank * ranks if per_rank and ranks else None
+        per_chip = whole / chips if whole and chips else None
+        no_whole = reason if per_rank is None else "the number of ranks is not known"
+        no_chip = no_whole if whole is None else "the number of chips is not known"
+        return {
+            "tps_per_rank": self._known(f"{scope}.tps_per_rank", per_rank, reason),
+            "tps_per_chip": self._known(f"{scope}.tps_per_chip", per_chip, no_chip),
+            "tokens_per_s": self._known(f"{scope}.tokens_per_s", whole, no_whole),
+        }
+
+    def _flops(self, steady: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of MFU; ``steady`` receives ``mfu``, ``mfu_reported`` and, where they differ, why."""
+        facts = self.facts
+        peak = peak_of_rank(
+            facts.device,
+            lnc=facts.lnc,
+            dtype=facts.dtype,
+            override=facts.peak_flops_per_rank,
+            source=facts.peak_source,
+        )
+        per_token = flops_per_token(facts.shape, facts.seq_len) if facts.shape and facts.seq_len else None
+        missing = "the model's shape or the sequence length is not known" if per_token is None else peak.reason
+        missing = missing or self.reasons.get("steady.tps_per_rank", "")
+        ours = mfu(steady["tps_per_rank"], per_token.total if per_token else None, peak.flops, missing=missing)
+        reported = self._reported(steady["first_step_of_median"])
+        steady["mfu"] = self._known("steady.mfu", ours.percent, ours.reason)
+        if facts.rehearsal:
+            self.reasons["steady.mfu_reported"] = "a rehearsal on CPU has no peak that a printed MFU could refer to"
+            reported = None
+        steady["mfu_reported"] = reported.mfu if reported else None
+        steady["mfu_difference"] = None
+        if ours.percent and reported and per_token and peak.flops:
+            steady["mfu_difference"] = explain_ratio(
                 ours.percent,
                 reported,
                 flops=per_token.total,
@@ -229,94 +205,85 @@ def _flops(
                 shape=facts.shape,
                 seq_len=facts.seq_len,
             )
-            or None
+        return {
+            "convention": CONVENTION,
+            "per_token": self._known("flops.per_token", per_token.total if per_token else None, missing),
+            "per_token_matmul": per_token.matmul if per_token else None,
+            "per_token_attention": per_token.attention if per_token else None,
+            "per_token_reported": reported.flops if reported else None,
+            "peak_per_rank": self._known("flops.peak_per_rank", peak.flops, peak.reason),
+            "peak_source": peak.source or None,
+            "peak_reported": reported.peak if reported else None,
+            "device": peak.name or None,
+            "lnc": facts.lnc,
+        }
+
+    def _reported(self, first_step: int | None) -> Reported | None:
+        """The MFU printed for the undisturbed steady steps (all steps without such), and what the log tells of it."""
+        slow = {slow.step for slow in self.phases.slow_steps}
+        rows = [row for row in self.own if (first_step is None or row.step >= first_step) and row.step not in slow]
+        printed = [row.mfu for row in rows if row.mfu is not None]
+        if not printed:
+            return None
+        exact = [row for row in rows if row.tflops and row.tps and row.tflops >= MIN_PRINTED]
+        peaks = [1e14 * row.tflops / row.mfu for row in exact if row.tflops and row.mfu and row.mfu >= MIN_PRINTED]
+        said = [event.data["flops"] for event in self.events if event.kind == "peak_flops" and event.data.get("flops")]
+        per_token = [1e12 * row.tflops / row.tps for row in exact if row.tflops and row.tps]
+        return Reported(
+            mfu=float(np.median(printed)),
+            flops=float(np.median(per_token)) if per_token else None,
+            peak=float(said[-1]) if said else float(np.median(peaks)) if peaks else None,
         )
-    return {
-        "convention": CONVENTION,
-        "per_token": per_token.total if per_token else None,
-        "per_token_matmul": per_token.matmul if per_token else None,
-        "per_token_attention": per_token.attention if per_token else None,
-        "per_token_reported": reported.flops if reported else None,
-        "peak_per_rank": peak.flops,
-        "peak_source": peak.source or None,
-        "peak_reported": reported.peak if reported else None,
-        "device": peak.name or None,
-        "lnc": facts.lnc,
-    } | _peak_reason(peak, reasons)
 
+    def _train_s(self) -> float | None:
+        return self.times.total if len(self.times) and self.times.source != "relative" else None
 
-def _peak_reason(peak: RankPeak, reasons: dict[str, str]) -> dict[str, Any]:
-    if peak.flops is None:
-        reasons["flops.peak_per_rank"] = peak.reason
-    return {}
+    def _end_to_end(self) -> dict[str, Any]:
+        """From the start of the first step to the end of the last, compilation and pauses included."""
+        times, train_s = self.times, self._train_s()
+        per_rank = times.tokens_per_step * float(times.num_steps.sum()) if times.tokens_per_step else None
+        per_rank = per_rank / train_s if per_rank and train_s else None
+        reason = "the tokens of a step are not known" if train_s else "no step has a length in seconds"
+        return {
+            "train_s": self._known("end_to_end.train_s", train_s, "no step has a length in seconds"),
+            "wall_s": self._known("end_to_end.wall_s", self.facts.wall_s, "the log does not tell when it was launched"),
+            **self._throughput("end_to_end", per_rank, reason),
+        }
 
+    def _memory(self) -> dict[str, Any]:
+        memory = memory_summary(self.own, self.events, self.samples)
+        self._known("memory.peak_gib", memory["peak_gib"], "no row carries a memory above 0")
+        self._known("memory.device", memory["device"], "no monitor of the device gave a sample")
+        self._known("memory.ranks_rss_gib", memory["ranks_rss_gib"], "no samples of the host were taken")
+        return memory
 
-def _device_of_log(events: Iterable[Event]) -> str:
-    for event in events:
-        if event.kind == "device_capacity":
-            return str(event.data.get("name", ""))
-    return ""
+    def _cost(self, tokens_per_s: float | None) -> dict[str, Any] | None:
+        facts, train_s = self.facts, self._train_s()
+        if facts.price_per_hour is None:
+            return self._known("cost", None, "platform.price_per_hour is not set; there is no default price")
+        paid_s = facts.wall_s if facts.wall_s is not None else train_s
+        per_s, compile_s = facts.price_per_hour / 3600, self.phases.compile_s if train_s else None
+        steady_million = per_s / tokens_per_s * 1e6 if tokens_per_s else None
+        no_steady = self.reasons.get("steady.tokens_per_s", "")
+        return {
+            "price_per_hour": facts.price_per_hour,
+            "price_date": facts.price_date,
+            "paid_s": paid_s,
+            "paid_from": "launch to end" if facts.wall_s is not None else "first to last step",
+            "run": self._known("cost.run", per_s * paid_s if paid_s else None, "no step has a length in seconds"),
+            "per_million_steady_tokens": self._known("cost.per_million_steady_tokens", steady_million, no_steady),
+            "compile": per_s * compile_s if compile_s is not None else None,
+            "compile_share": compile_s / paid_s if compile_s is not None and paid_s else None,
+        }
 
-
-def _reported(own: Sequence[Row], events: Iterable[Event], steady: dict[str, Any]) -> Reported | None:
-    """The printed MFU over the steady steps, and what the log tells of its inputs."""
-    first = steady["first_step_of_median"]
-    rows = [row for row in own if first is None or row.step >= first]
-    printed = [row.mfu for row in rows if row.mfu is not None]
-    if not printed:
-        return None
-    per_token = [1e12 * row.tflops / row.tps for row in rows if row.tflops and row.tps and row.tflops >= 1]
-    peaks = [event.data.get("flops") for event in events if event.kind == "peak_flops"]
-    return Reported(
-        mfu=float(np.median(printed)),
-        flops=float(np.median(per_token)) if per_token else None,
-        peak=float(peaks[-1]) if peaks and peaks[-1] else None,
-    )
-
-
-def _end_to_end(times: StepTimes, facts: RunFacts, reasons: dict[str, str]) -> dict[str, Any]:
-    """From the start of the first step to the end of the last, compilation and pauses included."""
-    train_s = float((times.seconds * times.num_steps).sum()) if len(times) and times.source != "relative" else None
-    if train_s is None:
-        reasons["end_to_end.train_s"] = "no step has a length in seconds"
-    tokens = times.tokens_per_step * float(times.num_steps.sum()) if times.tokens_per_step else None
-    per_rank = tokens / train_s if tokens and train_s else None
-    return {
-        "train_s": train_s,
-        "wall_s": facts.wall_s,
-        **_throughput(per_rank, "end_to_end", None, times, facts, reasons),
-    }
-
-
-def _memory(
-    own: Sequence[Row], events: Iterable[Event], samples: Iterable[Mapping[str, Any]], reasons: dict[str, str]
-) -> dict[str, Any]:
-    """The allocator's number (from the log) and the monitors' numbers (from samples) are different metrics."""
-    gib = [row.memory_gib for row in own if row.memory_gib is not None]
-    pct = [row.memory_pct for row in own if row.memory_pct is not None]
-    if not gib:
-        reasons["memory.peak_gib"] = "no row carries a memory above 0"
-    return {"peak_gib": max(gib, default=None), "peak_pct": max(pct, default=None)}
-
-
-def _cost(
-    phases: Phases, times: StepTimes, steady: dict[str, Any], facts: RunFacts, reasons: dict[str, str]
-) -> dict[str, Any] | None:
-    if facts.price_per_hour is None:
-        reasons["cost"] = "platform.price_per_hour is not set; there is no default price"
-        return None
-    train_s = float((times.seconds * times.num_steps).sum()) if times.source != "relative" else None
-    paid_s = facts.wall_s if facts.wall_s is not None else train_s
-    per_s = facts.price_per_hour / 3600
-    tokens_per_s = steady["tokens_per_s"]
-    compile_s = phases.compile_s if times.source != "relative" else None
-    return {
-        "price_per_hour": facts.price_per_hour,
-        "price_date": facts.price_date,
-        "paid_s": paid_s,
-        "paid_from": "launch to end" if facts.wall_s is not None else "first to last step",
-        "run": per_s * paid_s if paid_s is not None else None,
-        "per_million_steady_tokens": per_s / tokens_per_s * 1e6 if tokens_per_s else None,
-        "compile": per_s * compile_s if compile_s is not None else None,
-        "compile_share": compile_s / paid_s if compile_s is not None and paid_s else None,
-    }
+    def _segment(self, segment: int) -> dict[str, Any]:
+        times, phases = (self.times, self.phases) if segment == self.segment else self._split(segment)
+        steps = [row.step for row in self.rows if row.kind == "train" and row.segment == segment]
+        return {
+            "segment": segment,
+            "first_step": min(steps, default=None),
+            "last_step": max(steps, default=None),
+            "phase": phases.phase,
+            "warmup_steps": phases.warmup_steps,
+            "step_s_median": phases.median if times.source != "relative" else None,
+        }
