@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,8 +56,9 @@ class PhasesConfig:
     """Largest distance between the lowest and highest level that the steady part visits, relative to the median."""
     max_level_gap: float = 0.04
     """Largest distance between two levels that the steps alternate between, relative to the median."""
-    max_spread: float = 0.10
-    """Largest standard deviation of the steady steps (robust), relative to the median."""
+    max_spread: float = 0.25
+    """Largest standard deviation of the steady steps (robust), relative to the median. Below it noise widens the
+    interval of the median; above it a median says nothing."""
     max_slow_share: float = 0.15
     """Largest share of slow steps in the steady part; more are a second level, not outliers."""
     confidence: float = 0.95
@@ -88,6 +89,9 @@ class Phases:
     warmup_steps: int | None = None
     """Number of warm-up steps, from the first step of the run."""
     first_steady_step: int | None = None
+    slow_first_steps: int | None = None
+    """Number of steps in the slow head of the run (compilation). Known without a steady state, and never more than
+    ``warmup_steps``, which a ramp makes longer."""
     steady_steps: int = 0
     """Number of steps after the warm-up, slow ones included."""
     slow_steps: tuple[SlowStep, ...] = ()
@@ -209,17 +213,17 @@ def _settle(series: Series, config: PhasesConfig) -> Phases:
         measures = {"ramp_excess": warmup.ramp.excess, "ramp_scale": warmup.ramp.scale}
     share = (series.last_step[start - 1] - series.last_step[0] + series.num_steps[0]) / series.span if start else 0.0
     if (why := _unsettled(warmup, share, config)) and len(rest) >= 3 * config.min_steady:
-        return _no_steady_state(series, warmup.head, (why,), config, measures)
-    if len(rest) - warmup.end < config.min_steady:
-        return _too_short(series, start, config)
-    verdict = judge(rest, warmup, config)
-    if verdict.reasons:
-        return _no_steady_state(series, start, verdict.reasons, config, measures | verdict.measures)
-    slow_steps = sorted(
-        {*(int(plain[i]) for i in verdict.slow), *(int(i) for i in np.flatnonzero(paused) if i >= start)}
-    )
-    settled = int(plain[min(warmup.settled, len(plain) - config.min_steady)])
-    return _steady(series, start, max(start, settled), slow_steps, config, measures | verdict.measures)
+        found = _no_steady_state(series, warmup.head, (why,), config, measures)
+    elif len(rest) - warmup.end < config.min_steady:
+        found = _too_short(series, start, config)
+    elif (verdict := judge(rest, warmup, config)).reasons:
+        found = _no_steady_state(series, start, verdict.reasons, config, measures | verdict.measures)
+    else:
+        late = (int(i) for i in np.flatnonzero(paused) if i >= start)
+        slow_steps = sorted({*(int(plain[i]) for i in verdict.slow), *late})
+        settled = int(plain[min(warmup.settled, len(plain) - config.min_steady)])
+        found = _steady(series, start, max(start, settled), slow_steps, config, measures | verdict.measures)
+    return replace(found, slow_first_steps=int(rest.num_steps[: warmup.head].sum()))
 
 
 def _unsettled(warmup: Warmup, share: float, config: PhasesConfig) -> str:

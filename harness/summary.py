@@ -83,6 +83,8 @@ class _Summary:
             "warmup": {
                 "rule": phases.rule,
                 "parameters": asdict(self.facts.phases),
+                "slow_first_steps": phases.slow_first_steps,
+                "slow_first_s": self._slow_first_s(),
                 "recompiles": len(phases.recompile_steps),
                 "cache": self.facts.compile_cache,
                 "measures": phases.measures,
@@ -124,6 +126,14 @@ class _Summary:
         if not len(self.times):
             return len({row.step for row in self.own})
         return int(self.own[-1].step - (self.times.last_step[0] - self.times.num_steps[0]))
+
+    def _slow_first_s(self) -> float | None:
+        """Seconds of the slow first steps in all: known even where no steady state follows."""
+        steps, times = self.phases.slow_first_steps, self.times
+        if steps is None or times.source == "relative":
+            return None
+        first = times.last_step < times.last_step[0] - times.num_steps[0] + 1 + steps
+        return float((times.seconds * times.num_steps)[first].sum())
 
     def _loss(self, index: int) -> float | None:
         losses = [row.loss for row in self.own if row.loss is not None]

@@ -137,6 +137,26 @@ def test_reasons_name_what_is_wrong(steps: np.ndarray, said: str) -> None:
     assert found.mean is not None
 
 
+def test_the_slow_first_steps_are_known_without_a_steady_state() -> None:
+    steps = flat(60) * np.where(np.arange(60) % 2, 1.0, 1.2)
+    steps[:3] = 30.0, 20.0, 9.0
+    found = find_phases(steps)
+    assert (found.phase, found.warmup_steps, found.slow_first_steps) == (NO_STEADY_STATE, None, 3)
+    assert find_phases([12.0, *WOBBLE]).slow_first_steps == 1
+    assert find_phases(flat(20)).slow_first_steps == 0
+
+
+@pytest.mark.parametrize(("noise", "phase"), [(0.12, STEADY), (0.5, NO_STEADY_STATE)])
+def test_noise_widens_the_interval_until_it_says_nothing(noise: float, phase: str) -> None:
+    steps = np.exp(noise * np.random.default_rng(1).standard_normal(40))
+    found = find_phases([300.0, *steps])
+    assert (found.phase, found.slow_first_steps) == (phase, 1)
+    if phase == STEADY:
+        assert 0.03 < found.median_high - found.median_low < 0.2
+    else:
+        assert "spread" in found.reason
+
+
 def test_a_median_behind_a_ramp_starts_where_the_ramp_is_below_the_noise() -> None:
     steps = (1 + np.exp(-np.arange(100) / 5)) * (1 + 0.02 * np.random.default_rng(0).standard_normal(100))
     found = find_phases(steps)

@@ -145,6 +145,7 @@ def test_a_run_that_never_settles_has_no_headline() -> None:
     assert found["phase"] == "no_steady_state"
     assert found["steady"]["step_s_median"] is None
     assert found["steady"]["step_s_mean"] > 1
+    assert (found["warmup"]["slow_first_steps"], found["warmup"]["slow_first_s"]) == (1, pytest.approx(9.0))
     assert found["cost"]["run"] == pytest.approx(1.0)
     assert "two levels" in found["reasons"]["steady.tokens_per_s"]
 
