@@ -1,7 +1,7 @@
 """Whether a run found its compiled code in a cache: files of the cache directory before and after.
 
-TorchNeuron keeps its NEFFs in ``TORCH_NEURONX_NEFF_CACHE_DIR`` (default ``/tmp/neff_cache``, files ``ab/cd/<key>.neff``;
-environment variables of TorchNeuron 2.33), torch.compile its graphs in ``TORCHINDUCTOR_CACHE_DIR`` (default
+TorchNeuron keeps its NEFFs in ``TORCH_NEURONX_NEFF_CACHE_DIR`` (default ``/tmp/neff_cache``, ``ab/cd/<key>.neff``; from
+its own list of environment variables), torch.compile its graphs in ``TORCHINDUCTOR_CACHE_DIR`` (default
 ``<tmp>/torchinductor_<user>``, below ``fxgraph``). By default neither says in the log whether it was used.
 """
 
