@@ -1,13 +1,14 @@
 """The kernels as overrides of torchtitan's modules: ``--override.imports kernels.swaps.nki_rope``, ``....nki_moe``.
 
 Importing this module registers them; it imports torch and torchtitan. Which layers they apply to is taken from
-PILOT_KERNEL_LAYERS (numbers with commas; unset: all), since a torchtitan override chooses its modules when it is
-registered. What a choice of kernels needs and must prove is worked out, without torch, in ``kernels.plan``.
+PILOT_KERNEL_LAYERS (numbers with commas; unset: all), since the factory of an override is not told which layer it is
+asked about. What a choice of kernels needs and must prove is worked out, without torch, in ``kernels.plan``.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -31,13 +32,19 @@ else:
     _rope = spmd.local_map(out_types=(HEADS, HEADS))(ops.rope)
 
 
-def layer_patterns(module: str) -> list[str] | None:
-    """Names of ``module`` in the selected layers; None for all.
+class SelectedLayers(list[str]):
+    """Name patterns of one module in the selected layers, worked out when torchtitan goes through them.
 
     In the trainer a name starts with ``model_spec.model.``, in a model by itself with ``layers.``: both match.
     """
-    selected = os.environ.get(LAYERS_ENV)
-    return [f"*layers.{number}.{module}" for number in selected.split(",")] if selected else None
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self.module = module
+
+    def __iter__(self) -> Iterator[str]:
+        numbers = os.environ.get(LAYERS_ENV) or "*"
+        return iter([f"*layers.{number}.{self.module}" for number in numbers.split(",")])
 
 
 class NkiRoPE(CosSinRoPE):
@@ -92,7 +99,7 @@ def _local(weight: torch.Tensor) -> torch.Tensor:
 
 @_registry.override(
     target=CosSinRoPE.Config,
-    fqns=layer_patterns("attention.rope"),
+    fqns=SelectedLayers("attention.rope"),
     description="RoPE by an NKI kernel, without a gather",
 )
 def nki_rope(config: CosSinRoPE.Config) -> NkiRoPE.Config:
@@ -102,7 +109,7 @@ def nki_rope(config: CosSinRoPE.Config) -> NkiRoPE.Config:
 
 @_registry.override(
     target=GroupedExperts.Config,
-    fqns=layer_patterns("moe.routed_experts.inner_experts"),
+    fqns=SelectedLayers("moe.routed_experts.inner_experts"),
     description="SwiGLU experts by NKI kernels, dropless",
 )
 def nki_moe(config: GroupedExperts.Config) -> NkiGroupedExperts.Config:

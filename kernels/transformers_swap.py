@@ -46,21 +46,25 @@ def with_rope(
 
 
 def swap_rope(model: nn.Module, layers: tuple[int, ...] | None = None) -> int:
-    """Put the kernel into the attention of ``layers`` (None: all); returns how many were swapped.
+    """Put the kernel into the attention of ``layers`` (None: all); returns how many were swapped now.
+
+    A layer that has the kernel already is left as it is.
 
     Raises:
         ValueError: the model has no attention that calls Transformers' RoPE function.
     """
+    selected = [(name, m) for name, m in _attention_layers(model) if layers is None or m.layer_idx in layers]
+    if not selected:
+        wanted = "any layer" if layers is None else f"layers {', '.join(map(str, layers))}"
+        raise ValueError(f"kernel=nki_rope: {type(model).__name__} calls {FUNCTION} in no attention of {wanted}")
     log, swapped = _log(), 0
-    for name, module in _attention_layers(model):
-        if layers is None or module.layer_idx in layers:
+    for name, module in selected:
+        if not _has_our_rope(module):
             module.forward = types.MethodType(_with_our_rope(type(module).forward), module)
             log(f"[Override] {NAME}: model_spec.model.{name} {FUNCTION} -> pilot::rope")
             swapped += 1
-    if not swapped:
-        wanted = "any layer" if layers is None else f"layers {', '.join(map(str, layers))}"
-        raise ValueError(f"kernel=nki_rope: {type(model).__name__} calls {FUNCTION} in no attention of {wanted}")
-    log(f"Applied {swapped} override(s)")
+    if swapped:
+        log(f"Applied {swapped} override(s)")
     ops.request("nki_rope")
     return swapped
 
@@ -97,6 +101,11 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         code = getattr(forward, "__code__", None)
         if hasattr(module, "layer_idx") and code is not None and FUNCTION in code.co_names:
             yield name, module
+
+
+def _has_our_rope(module: nn.Module) -> bool:
+    function = getattr(vars(module).get("forward"), "__func__", None)
+    return function is not None and function.__globals__.get(FUNCTION) is rotate
 
 
 def _with_our_rope(forward: Any) -> types.FunctionType:
