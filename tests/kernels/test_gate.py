@@ -102,9 +102,12 @@ def test_an_output_that_nobody_wrote_is_nan(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nan_and_infinity_never_pass() -> None:
     for value in (float("nan"), float("inf")):
-        absolute, relative = difference(torch.tensor([1.0, value]), torch.tensor([1.0, 2.0]))
-        assert not absolute <= 1e30
-        assert not relative <= 1e30
+        for other in (2.0, value):
+            absolute, relative = difference(torch.tensor([1.0, value]), torch.tensor([1.0, other]))
+            assert not absolute <= 1e30
+            assert not relative <= 1e30
+    assert difference(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0])) == (1.0, 0.25)
+    assert difference(torch.tensor([1.0]), torch.tensor([1.0])) == (0.0, 0.0)
 
 
 def test_reasons_are_given_for_what_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
