@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -36,9 +37,10 @@ def _import_problem(module: str) -> str | None:
 
 
 def prepare_simulator() -> None:
-    """Make ``import nki`` work: the official package where it is installed, else ours."""
+    """Make ``import nki`` work: the official package where it is installed, else ours. Both simulate a Trainium2."""
     from kernels import sim
 
+    os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")  # the official one would take a trn3
     if not sim.is_installed() and _import_problem("nki"):
         sim.install()
         _import_problem.cache_clear()

@@ -7,6 +7,7 @@ Either way one line ``[Override] kernels.swaps.nki_rope: FQN A -> B`` is logged 
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,6 +130,21 @@ def expected_calls(num_layers: int, steps: int, micro_batches: int = 1, *, recom
         raise ValueError(f"recompute={recompute}: one of {', '.join(RECOMPUTE)} was expected")
     once = num_layers * steps * micro_batches
     return Calls(forward=once if recompute == "none" else 2 * once, backward=once)
+
+
+def name_clash() -> str | None:
+    """What is wrong if Hugging Face's package of the same name is installed beside this one; None if it is not.
+
+    Transformers finds its distribution, imports ``kernels``, gets ours, and fails with an ImportError of its own.
+    """
+    try:
+        version = importlib.metadata.version("kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return (
+        f"Hugging Face's package kernels {version} is installed; Transformers would import this project's package of "
+        "that name in its place and fail: pip uninstall kernels"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernels.backend import Calls
 from kernels.check.cli import parser
 from kernels.limits import check_head_dim, check_sequence_length
-from kernels.plan import LayerShape, expected_calls, gate_arguments, plan_swaps, select_layers
+from kernels.plan import LayerShape, expected_calls, gate_arguments, name_clash, plan_swaps, select_layers
 
 LAYER = LayerShape(
     batch=2, seq=256, heads=4, kv_heads=2, head_dim=16, dtype="float32", dim=64, ffn=32, experts=64, top_k=4
@@ -111,6 +113,15 @@ def test_the_gate_is_given_the_runs_own_shapes() -> None:
         "--dtype", "bfloat16", "--lnc", "2", "--json",
     ]  # fmt: skip
     assert [parser().parse_args(arguments).kernels for arguments in (rope, experts)] == [["nki_rope"], ["nki_moe"]]
+
+
+def test_a_package_of_the_same_name_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_clash() is None
+    distribution = tmp_path / "kernels-0.16.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.16.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "kernels 0.16.0 is installed" in (name_clash() or "")
 
 
 @pytest.mark.parametrize(("seq_len", "lnc"), [(128, 1), (256, 2), (4096, 2), (384, 1)])
