@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from harness.pilot import Outcome
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("path", "platform", "kernel", "init", "data", "phases", "tracking")
 OPTIONAL_GROUPS = ("experiment",)
+FINISHED = "finished"
 HELP = """\
 usage: python -m harness +path=PATH [key=value ...]      one pilot
        python -m harness -m +path=A,B [key=a,b ...]      all combinations, one pilot each
@@ -71,8 +75,21 @@ class Application:
         self.outcomes: list[Outcome] = []
         self.exit_code: int | None = None
         self.multirun = any(argument in ("-m", "--multirun") for argument in arguments)
+        self.interrupts = Interrupts()
 
     def run(self) -> int:
+        """Everything from here on can be interrupted: what runs is ended in order, what would follow is left out."""
+        with self.interrupts.caught():
+            try:
+                self._compose_and_run()
+            except KeyboardInterrupt:
+                self.interrupts.only_note()
+                if not self.interrupts.received:  # raised by something else than a signal
+                    self.interrupts.received.append(signal.SIGINT)
+            self.interrupts.only_note()
+            return self._conclude()
+
+    def _compose_and_run(self) -> None:
         import hydra
         from hydra.errors import HydraException
         from omegaconf import OmegaConf
@@ -94,9 +111,6 @@ class Application:
                 raise
             print(f"harness: {explain(error)}", file=sys.stderr)
             self.exit_code = 2
-        except KeyboardInterrupt:
-            self.exit_code = self.exit_code or 130
-        return self._conclude()
 
     def job(self, config: Any) -> None:
         """One pilot of this call. Exceptions that belong to the user are printed here, in a line or two."""
@@ -107,25 +121,40 @@ class Application:
 
         typed = OmegaConf.to_object(config)
         try:
-            outcome = run_pilot(typed, argv=["python", "-m", "harness", *self.arguments])
+            argv = ["python", "-m", "harness", *self.arguments]
+            outcome = run_pilot(typed, argv=argv, interrupts=self.interrupts)
         except ConfigError as error:
             print(f"harness: {error}", file=sys.stderr)
             self.exit_code = 2
             outcome = Outcome(None, "refused", str(error), 2, f"{typed.path.name}-{typed.kernel.name}")
-        if outcome is not None:
-            self.outcomes.append(outcome)
-            if outcome.exit_code >= 128:  # interrupted: the sweep ends too
-                self.exit_code = outcome.exit_code
-                raise KeyboardInterrupt
+        self.outcomes.append(outcome)
+        if self.interrupts.received:  # the sweep ends too
+            raise KeyboardInterrupt
 
     def _conclude(self) -> int:
         codes = [outcome.exit_code for outcome in self.outcomes]
         if self.multirun and self.outcomes:
-            from harness.terminal import make_console, show_sweep
+            from harness.terminal import make_console, show_resume, show_sweep
 
-            show_sweep(make_console(), self.outcomes)
-            return self.exit_code if self.exit_code and self.exit_code >= 128 else int(any(codes))
-        return self.exit_code or max(codes, default=0)
+            console = make_console()
+            show_sweep(console, self.outcomes)
+            if self.interrupts.received:
+                show_resume(console, remaining_jobs(self.arguments, [o.state == FINISHED for o in self.outcomes]))
+        elif self.interrupts.received and not self.outcomes:
+            print("harness: interrupted before anything was started", file=sys.stderr)
+        if self.interrupts.received:
+            return self.interrupts.exit_code
+        return int(any(codes)) if self.multirun and self.outcomes else self.exit_code or max(codes, default=0)
+
+
+def remaining_jobs(arguments: Sequence[str], finished: Sequence[bool]) -> list[list[str]]:
+    """The single pilots that an interrupted sweep did not finish, each as its own arguments, in the sweep's order."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    overrides = OverridesParser.create().parse_overrides([item for item in arguments if not item.startswith("-")])
+    jobs = [list(job) for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch]
+    return [job for place, job in enumerate(jobs) if place >= len(finished) or not finished[place]]
 
 
 if __name__ == "__main__":

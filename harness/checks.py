@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.kernel_gate import GateResult
 from harness.logs import Event, Row
 from harness.plan import Plan
+from harness.titan.spec import TitanSpec
 from harness.watch import End
 
 PASS, FAIL, SKIPPED = "pass", "fail", "skipped"
@@ -31,14 +33,56 @@ IN_TRAINING = ("model", "rope_buffers", "tied_embedding")
 """Checks that the training process itself makes and logs as ``[pilot] check NAME pass|fail key=value ...``."""
 
 
-def run_checks(plan: Plan, rows: Sequence[Row], events: Sequence[Event], end: End) -> list[Check]:
+def run_checks(plan: Plan, spec: TitanSpec, rows: Sequence[Row], events: Sequence[Event], end: End) -> list[Check]:
     """All checks of one run, in the order in which a person would ask."""
     train = [row for row in rows if row.kind == "train"]
     checks = [completed(end), steps_logged(plan, train), losses_finite(train), model_parameters(plan, events)]
     reports = reported(events)
     checks += [from_training(name, reports.get(name)) for name in IN_TRAINING]
     checks.append(model_layers(plan, reports.get("model")))
+    if plan.swaps.kernels:
+        checks += [kernel_requested(plan), kernel_applied(plan, events), kernel_executed(plan, spec, events)]
     return checks
+
+
+def kernel_requested(plan: Plan) -> Check:
+    """What was asked for; never a failure, but an entry of its own: asked for, applied and executed are three facts."""
+    kernels, layers = ", ".join(plan.swaps.kernels), plan.swaps.layers
+    evidence = f"{kernels} in {len(layers)} of {plan.shape.num_layers} layers, backend {plan.config.kernel.backend}"
+    return Check("kernel_requested", PASS, evidence, float(len(layers)))
+
+
+def kernel_applied(plan: Plan, events: Iterable[Event]) -> Check:
+    """One swap per selected layer and kernel, exactly, in the log of one rank."""
+    expected = plan.swaps.expected_swaps
+    names = [str(event.data.get("name", "")).rpartition(".")[2] for event in events if event.kind == "override"]
+    found = {kernel: names.count(kernel) for kernel in expected}
+    evidence = "; ".join(f"{kernel}: {found[kernel]} swaps, {expected[kernel]} expected" for kernel in expected)
+    return judge("kernel_applied", found == expected, evidence, float(sum(found.values())))
+
+
+def kernel_executed(plan: Plan, spec: TitanSpec, events: Iterable[Event]) -> Check:
+    """Calls counted in the training process: layers x steps x micro batches, forward and backward, on one backend."""
+    expected = plan.swaps.expected_calls(
+        steps=spec.steps, micro_batches=plan.micro_batches, recompute=spec.resolved_recompute
+    )
+    reports = [event.data for event in events if event.kind == "kernel_calls"]
+    passed, parts = True, []
+    for kernel, calls in expected.items():
+        own = [data for data in reports if data.get("name") == kernel]
+        forward, backward = (sum(int(data.get(way, 0)) for data in own) for way in ("forward", "backward"))
+        backends = sorted({str(data.get("backend")) for data in own})
+        passed &= (forward, backward) == (calls.forward, calls.backward) and len(backends) == 1
+        parts.append(
+            f"{kernel} on {'+'.join(backends) or 'nothing'}: {forward} forward and {backward} backward calls, "
+            f"{calls.forward} and {calls.backward} expected"
+        )
+    return judge("kernel_executed", passed, "; ".join(parts))
+
+
+def kernel_gate(gate: GateResult) -> Check:
+    """The kernels' source against its references, before launch."""
+    return judge("kernel_gate", gate.passed, gate.reason, float(len(gate.checks)))
 
 
 def completed(end: End) -> Check:
@@ -115,5 +159,5 @@ def from_training(name: str, report: Report | None) -> Check:
     return Check(name, PASS if report.verdict == PASS else FAIL, evidence, report.number("max_abs_diff"))
 
 
-def failed(checks: Iterable[Check]) -> list[str]:
+def failed_names(checks: Iterable[Check]) -> list[str]:
     return [check.name for check in checks if check.verdict == FAIL]

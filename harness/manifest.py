@@ -39,7 +39,7 @@ ENVIRONMENT = (
     "PILOT_", "PYTHON", "TOKENIZERS_", "XLA_", "NKI_", "AWS_", "HYDRA_",
 )  # fmt: skip
 # Keys that say where and as which repetition a run took place, not what it is.
-NOT_IDENTITY = ("runs", "experiment_name", "replicate", "block", "order", "tracking", "dry_run", "launch")
+NOT_IDENTITY = ("runs", "experiment_name", "replicate", "block", "order", "tracking", "dry_run", "launch", "sampling")
 
 
 def make_manifest(
@@ -55,12 +55,21 @@ def make_manifest(
             "command": command,
             "config_hash": config_hash(plan),
             "shape": asdict(plan.shape) | {"num_params": plan.shape.num_params()},
+            "kernel_backend": kernel_backend(plan),
             "versions": versions(),
             "git": git_state(Path(__file__).resolve().parent.parent),
             "hardware": hardware(plan),
             "environment": recorded,
         }
     )
+
+
+def kernel_backend(plan: Plan) -> str:
+    """What is asked to execute the kernels; auto is the device's own compiler on Trainium, the reference elsewhere."""
+    if not plan.swaps.kernels:
+        return "none"
+    auto = "neuron" if plan.config.platform.device == "neuron" else "reference"
+    return auto if plan.config.kernel.backend == "auto" else plan.config.kernel.backend
 
 
 def config_hash(plan: Plan) -> str:

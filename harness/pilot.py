@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import checks, rundir
+from harness import rundir
+from harness.checks import failed_names, kernel_gate, run_checks
+from harness.compile_cache import cache_state, count_compiled
 from harness.failure import explain
+from harness.follower import Follower
+from harness.interrupts import EXIT_CODES, Interrupts
+from harness.kernel_gate import GateResult, run_gate
 from harness.launch import TrainingProcesses
 from harness.manifest import make_manifest
+from harness.mlflow_client import default_uri
 from harness.plan import ConfigError, Plan, make_plan
-from harness.preflight import dry_run, refuse_impossible
+from harness.preflight import dry_run, refuse_impossible, short_of_disk
+from harness.privacy import redact, remember
 from harness.progress import Progress
-from harness.rundir import RunDir, Status, find_runs, now, own_status, repair
+from harness.recorder import Recorder
+from harness.repair import repair, tidy
+from harness.rundir import JsonLines, RunDir, Status, find_runs, now, own_status
+from harness.samplers import find_contention, samplers_for
 from harness.schema import PilotConfig
 from harness.summary import RunFacts, summarize
 from harness.terminal import show_end, show_start
-from harness.tracking import Tracker, default_uri
+from harness.titan.spec import TitanSpec
 from harness.training import RANK_LOGS, SPEC_FILE, command, environment, make_spec
-from harness.watch import End, Interrupts, Recorder, Watchdog, watch
+from harness.watch import End, Watchdog, watch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Callable
 
-INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -45,11 +54,12 @@ class Outcome:
     name: str
 
 
-def run_pilot(config: PilotConfig, *, argv: list[str]) -> Outcome:
+def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | None = None) -> Outcome:
     """One pilot from its configuration to its record.
 
     Raises:
         ConfigError: the configuration cannot be run; nothing was started or written.
+        KeyboardInterrupt: a signal came before there was anything to record.
     """
     from harness.terminal import make_console
 
@@ -61,55 +71,140 @@ def run_pilot(config: PilotConfig, *, argv: list[str]) -> Outcome:
     if find_spec("torch") is None or find_spec("torchtitan") is None:
         raise ConfigError("training needs torch and torchtitan: pip install '.[train]' (dry_run=true works without)")
     report_vanished(console, Path(config.runs))
-    run = RunDir.create(Path(config.runs), config.experiment_name, plan.name)
-    try:
-        return _run(plan, run, console, argv)
-    except ConfigError:
-        _discard(run)
-        raise
+    remember(asdict(config))
+    interrupts = interrupts or Interrupts()
+    with interrupts.caught():
+        run = RunDir.create(Path(config.runs), config.experiment_name, plan.name)
+        status = own_status(rundir.RUNNING, started=now(), phase="preparing")
+        run.write_status(status)
+        try:
+            return _run(plan, run, status, console, argv, interrupts)
+        except ConfigError:
+            _discard(run)
+            raise
+        except KeyboardInterrupt:  # nothing trains yet
+            reason, code = interrupts.received[0].name, interrupts.exit_code
+            run.write_status(replace(status, state=rundir.KILLED, reason=reason, ended=now(), exit_code=code))
+            return Outcome(run, rundir.KILLED, reason, code, plan.name)
+        except Exception as error:
+            reason = f"harness: {type(error).__name__}: {redact(str(error))}"
+            run.write_status(replace(status, state=rundir.FAILED, reason=reason, ended=now(), exit_code=1))
+            raise
 
 
-def _run(plan: Plan, run: RunDir, console: Console, argv: list[str]) -> Outcome:
-    status = own_status(rundir.RUNNING, started=now(), phase="preparing")
+def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[str], interrupts: Interrupts) -> Outcome:
     spec = make_spec(plan, run.path, prepare=True)
-    launch, env = command(plan, spec, run.path), environment(plan, run.path)
+    launch = plan.config.launch.command or command(plan, spec, run.path)
+    env = environment(plan, run.path)
     run.write_text(rundir.CONFIG, _yaml(plan.config))
     run.write_json(
         rundir.MANIFEST, make_manifest(plan, run_name=run_name(plan, run), command=launch, env=env, argv=argv)
     )
     run.write_text(SPEC_FILE, spec.to_json())
-    run.write_status(status)
     show_start(console, plan, run)
-    tracker = _start_tracker(plan, run)
-    interrupts, started = Interrupts(), time.monotonic()
-    with interrupts.caught():
-        recorder = Recorder(run)
-        processes = TrainingProcesses(launch, run_id=run.run_id, env=env)
-        run.write_status(replace(status, phase="training"))
-        watchdog = Watchdog(plan.config.launch, interrupts, num_steps=plan.config.train.steps)
+    follower, started = _start_follower(plan, run), time.monotonic()
+    try:
+        recorder, cache = Recorder(run), None
         with Progress(console, num_steps=plan.config.train.steps, num_ranks=plan.ranks) as progress:
-            end = watch(processes, recorder, progress, watchdog, interrupts)
-        outcome = _record(plan, run, recorder, end, replace(status, phase=""), time.monotonic() - started)
-        _finish_tracking(plan, run, tracker, console)
+            try:
+                gate = _check_kernels(plan, run, progress, status)
+                interrupts.only_note()
+            except KeyboardInterrupt:
+                gate, end = None, End(exit_code=None, interrupt=interrupts.received[0])
+            else:
+                if gate is not None and not gate.passed:
+                    end = End(exit_code=None, cause=gate.reason)
+                else:
+                    run.write_status(replace(status, phase="training"))
+                    look = _lookout(plan, follower, console)
+                    end, cache = _train(plan, run, launch, env, recorder, progress, interrupts, look)
+        recorder.close()
+        facts = run_facts(plan, time.monotonic() - started, cache)
+        run.write_status(replace(status, phase="recording"))
+        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""))
+        if follower is not None:
+            _finish_tracking(follower, interrupts, console)
+    finally:
+        if follower is not None:
+            follower.end()
+        tidy(run)
     show_end(console, plan, run)
-    return outcome
+    return replace(outcome, exit_code=interrupts.exit_code or outcome.exit_code)  # also where the signal came late
 
 
-def _record(plan: Plan, run: RunDir, recorder: Recorder, end: End, status: Status, wall_s: float) -> Outcome:
+def _check_kernels(plan: Plan, run: RunDir, progress: Progress, status: Status) -> GateResult | None:
+    """The numeric gate, before any money is spent; None where no kernel is on or the gate is off."""
+    if not plan.swaps.kernels or not plan.config.kernel.gate:
+        return None
+    progress.phase("checking kernels against their references")
+    run.write_status(replace(status, phase="kernel gate"))
+    return run_gate(plan)
+
+
+def _train(
+    plan: Plan,
+    run: RunDir,
+    launch: list[str],
+    env: dict[str, str],
+    recorder: Recorder,
+    progress: Progress,
+    interrupts: Interrupts,
+    look: Callable[[], str],
+) -> tuple[End, str | None]:
+    """Start, sample and watch the training; its end, and whether its compile cache was cold or warm."""
+    device, sampling = plan.config.platform.device, plan.config.sampling
+    compiled = count_compiled(device, os.environ | env)
+    try:
+        processes = TrainingProcesses(launch, run_id=run.run_id, env=env, num_ranks=plan.ranks)
+    except OSError as error:
+        return End(exit_code=None, cause=f"{launch[0]} cannot be started: {error.strerror}"), None
+    samples = JsonLines(run.file(rundir.SAMPLES))
+    samplers = samplers_for(
+        device, samples.append, recorder.note, root_pid=processes.pid, interval_s=sampling.interval_s
+    )
+    started = [sampler for sampler in samplers if sampling.enabled and sampler.start() is not False]
+    train = plan.config.train
+    watchdog = Watchdog(plan.config.launch, interrupts, num_steps=train.steps, log_freq=train.log_freq)
+
+    def before_close() -> None:
+        for sampler in started:
+            sampler.stop()
+        samples.close()
+        for found in find_contention(run.samples()):
+            recorder.note("contention", what=found.what, message=found.message)
+
+    end = watch(processes, recorder, progress, watchdog, look, before_close)
+    return end, cache_state(compiled, count_compiled(device, os.environ | env))
+
+
+def _record(
+    plan: Plan,
+    run: RunDir,
+    spec: TitanSpec,
+    recorder: Recorder,
+    end: End,
+    gate: GateResult | None,
+    facts: RunFacts,
+    status: Status,
+) -> Outcome:
     """Summary, checks and the final status, in this order: a run is over only when its record is complete."""
     rows, events = recorder.rows, recorder.events
-    run.write_json(rundir.SUMMARY, summarize(rows, events, run_facts(plan, wall_s), run.samples()))
-    verdicts = checks.run_checks(plan, rows, events, end)
+    summary = summarize(rows, events, facts, run.samples())
+    verdicts = run_checks(plan, spec, rows, events, end)
+    if gate is not None:
+        summary["kernel_check"] = gate.metrics()
+        verdicts.append(kernel_gate(gate))
+    run.write_json(rundir.SUMMARY, summary)
     run.write_json(rundir.CHECKS, verdicts)
     state, reason, exit_code = rundir.FINISHED, "", 0
     if end.interrupt is not None:
-        state, reason, exit_code = rundir.KILLED, end.interrupt.name, INTERRUPTED[end.interrupt.name]
+        state, reason, exit_code = rundir.KILLED, end.interrupt.name, EXIT_CODES[end.interrupt.name]
     elif end.exit_code != 0 or end.cause:
         failure = explain(end, events, run.file(RANK_LOGS))
         state, reason, exit_code = rundir.FAILED, failure.reason, 1
         if failure.detail:
             run.write_text("error.txt", failure.detail + "\n")
-    elif failed := checks.failed(verdicts):
+    elif failed := failed_names(verdicts):
         reason, exit_code = f"checks failed: {', '.join(failed)}", 1
     run.write_status(replace(status, state=state, reason=reason, ended=now(), exit_code=exit_code))
     return Outcome(run, state, reason, exit_code, plan.name)
@@ -120,7 +215,7 @@ def run_name(plan: Plan, run: RunDir) -> str:
     return f"{plan.config.path.name} {plan.config.kernel.name} r{plan.config.replicate} {run.run_id[-6:]}"
 
 
-def run_facts(plan: Plan, wall_s: float | None) -> RunFacts:
+def run_facts(plan: Plan, wall_s: float | None, compile_cache: str | None) -> RunFacts:
     """What the summary needs to know about a run beside its log."""
     platform, train = plan.config.platform, plan.config.train
     return RunFacts(
@@ -137,6 +232,7 @@ def run_facts(plan: Plan, wall_s: float | None) -> RunFacts:
         price_per_hour=platform.price_per_hour,
         price_date=platform.price_date,
         wall_s=wall_s,
+        compile_cache=compile_cache,
         rehearsal=plan.rehearsal,
     )
 
@@ -144,43 +240,30 @@ def run_facts(plan: Plan, wall_s: float | None) -> RunFacts:
 # -- tracking ---------------------------------------------------------------------------------------------------------
 
 
-def tracking_uri(plan: Plan) -> str:
-    return plan.config.tracking.uri or default_uri(Path(plan.config.runs))
-
-
-def _start_tracker(plan: Plan, run: RunDir) -> subprocess.Popen | None:
-    """A process of its own that sends the run directory while it grows: the training never waits for a server."""
+def _start_follower(plan: Plan, run: RunDir) -> Follower | None:
     tracking = plan.config.tracking
     if not tracking.enabled:
         return None
-    log = run.file("tracking.log").open("wb")
-    arguments = ["--follow", str(run.path), "--uri", tracking_uri(plan), "--flush-s", str(tracking.flush_s)]
-    with log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "harness.sync", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    uri = tracking.uri or default_uri(Path(plan.config.runs))
+    return Follower(run, uri, flush_s=tracking.flush_s, wait_s=tracking.wait_s)
 
 
-def _finish_tracking(plan: Plan, run: RunDir, tracker: subprocess.Popen | None, console: Console) -> None:
-    """Wait for the tracker as long as it makes progress; a server that fails is left to ``harness.sync``."""
-    if tracker is None:
-        return
-    limit = time.monotonic() + plan.config.tracking.wait_s
-    failing_since = None
+def _lookout(plan: Plan, follower: Follower | None, console: Console) -> Callable[[], str]:
+    """What is looked after every second while training: that there is room, and that a person knows of an outage."""
+
+    def look() -> str:
+        if follower is not None and (why := follower.first_failure()) is not None:
+            console.print(f"tracking: {why}; training goes on, the run directory keeps everything", style="yellow")
+        return short_of_disk(Path(plan.config.runs), plan.config.launch.min_free_mib)
+
+    return look
+
+
+def _finish_tracking(follower: Follower, interrupts: Interrupts, console: Console) -> None:
+    """Wait for the tracker as long as it gets on, and until the next signal."""
+    so_far = len(interrupts.received)
     with console.status("sending to MLflow") if console.is_terminal else contextlib.nullcontext():
-        while tracker.poll() is None and time.monotonic() < limit:
-            error = Tracker(run, tracking_uri(plan)).sent.error
-            failing_since = (failing_since or time.monotonic()) if error else None
-            if failing_since is not None and time.monotonic() - failing_since > 1.0:
-                break
-            time.sleep(0.05)
-    if tracker.poll() is None:
-        tracker.kill()
-    tracker.wait()
+        follower.finish(interrupted=lambda: len(interrupts.received) > so_far)
 
 
 # -- preparing --------------------------------------------------------------------------------------------------------
@@ -195,8 +278,6 @@ def report_vanished(console: Console, runs: Path) -> None:
 
 def _yaml(config: PilotConfig) -> str:
     import yaml
-
-    from harness.privacy import redact
 
     return yaml.safe_dump(redact(rundir.to_jsonable(asdict(config))), sort_keys=False)
 

@@ -16,11 +16,14 @@ from pathlib import Path
 from harness.data import DataConfig
 from harness.schema import PilotConfig, PlatformConfig
 from harness.shapes import ModelShape
+from kernels.limits import check_head_dim, check_sequence_length
+from kernels.plan import SwapPlan, plan_swaps
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 UNSET: tuple[object, ...] = (None, "", {})
 DTYPES = ("bfloat16", "float32")
 TRN2_48XLARGE_DEVICES = 16
+DEFAULT_LNC = 2
 TESTED_ON_TRAINIUM = {
     "torch": "2.14.0",
     "torch-neuronx": "2.14.3",
@@ -53,6 +56,14 @@ class Plan:
     @property
     def rehearsal(self) -> bool:
         return self.config.rehearsal
+
+    swaps: SwapPlan
+    """Which modules are replaced by kernels, and what must be seen of it."""
+
+    @property
+    def lnc(self) -> int:
+        """Physical cores per logical core that kernels are written and checked for: 2, as on Trainium2, elsewhere."""
+        return self.config.platform.lnc or DEFAULT_LNC
 
     @property
     def torch_version(self) -> str | None:
@@ -98,7 +109,7 @@ def make_plan(config: PilotConfig) -> Plan:
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
     if config.scale.num_layers is not None:
         shape = replace(shape, num_layers=config.scale.num_layers)
-    return Plan(config=config, shape=shape)
+    return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape))
 
 
 # -- platform -----------------------------------------------------------------------------------------------------
@@ -162,11 +173,34 @@ def package_version(name: str) -> str | None:
         return None
 
 
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+
+def _plan_swaps(config: PilotConfig, shape: ModelShape) -> SwapPlan:
+    lnc = config.platform.lnc or DEFAULT_LNC
+    try:
+        swaps = plan_swaps(
+            config.kernel.name,
+            num_layers=shape.num_layers,
+            layers=config.kernel.layers,
+            transformers=config.path.backend == "transformers",
+            has_experts=shape.is_moe,
+            backend=config.kernel.backend,
+            lnc=lnc,
+        )
+        if "nki_rope" in swaps.kernels:
+            check_sequence_length(known(config.train.seq_len), lnc)
+            check_head_dim(shape.head_dim)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return swaps
+
+
 # -- data ---------------------------------------------------------------------------------------------------------
 
 
 def find_data(asked: DataConfig, *, rehearsal: bool) -> DataConfig:
-    """``asked`` itself, or, for ``auto``, the torchtitan checkout's c4_test at full scale if there is one, else pydoc."""
+    """``asked`` itself; for ``auto`` the torchtitan checkout's c4_test at full scale if there is one, else pydoc."""
     if asked.name != "auto":
         return asked
     checkout = None if rehearsal else torchtitan_checkout()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOG_BYTES_PER_STEP = 1_000
-MIN_FREE_BYTES = 200 * 2**20
+BYTES_PER_PARAM, BYTES_PER_STATE = 4, 12
+"""float32; a parameter with AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,55 @@ def refuse_impossible(plan: Plan) -> None:
 
 
 def check_disk(plan: Plan) -> Finding:
-    """Free space where runs are written, against the log's estimate."""
+    """Free space where runs are written, against the estimates for log, checkpoints and export."""
     place = Path(plan.config.runs)
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    needed = MIN_FREE_BYTES + plan.config.train.steps * LOG_BYTES_PER_STEP
-    text = f"{free / 2**30:,.1f} GiB free in {plan.config.runs}, {needed / 2**30:.1f} GiB needed"
+    log, states = plan.config.train.steps * LOG_BYTES_PER_STEP, checkpoint_bytes(plan)
+    needed = 2 * plan.config.launch.min_free_mib * 2**20 + log + states
+    text = f"{free / 2**30:,.1f} GiB free in {plan.config.runs}, {needed / 2**30:,.1f} GiB needed"
+    text += f" ({states / 2**30:,.1f} of it for checkpoints and export)" if states else ""
     return Finding("ok" if free >= needed else "error", "disk", text)
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """What torchtitan will save, as its options in ``train.flags`` say, in bytes over all ranks.
+
+    A full state is parameters and AdamW's two moments in float32; of several, keep_latest_k (10 by default) stay.
+    """
+    flags, params = plan.config.train.flags, plan.shape.num_params()
+    if not _flag(flags, "checkpoint.enable") or _flag(flags, "checkpoint.load_only"):
+        return 0
+    interval = _number(flags, "checkpoint.interval", 500)
+    kept = _number(flags, "checkpoint.keep_latest_k", 10) or plan.config.train.steps
+    full_states = min(-(-plan.config.train.steps // max(1, interval)), kept)
+    export = BYTES_PER_PARAM if _flag(flags, "checkpoint.last_save_in_hf") else 0
+    return params * (full_states * BYTES_PER_STATE + export)
+
+
+def _flag(flags: list[str], name: str) -> bool:
+    return any(flag.lstrip("-").partition("=")[0] == name for flag in flags)
+
+
+def _number(flags: list[str], name: str, default: int) -> int:
+    """The value of ``--name=1`` or ``--name 1``."""
+    for flag, after in zip(flags, [*flags[1:], ""], strict=True):
+        key, equals, value = flag.lstrip("-").partition("=")
+        if key == name and (value or after).isdigit():
+            return int(value if equals else after)
+    return default
+
+
+def short_of_disk(place: Path, min_free_mib: int) -> str:
+    """Why a running training has to end for want of space; empty where there is enough."""
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:  # a file system that is gone shows itself in the first write
+        return ""
+    if free >= min_free_mib * 2**20:
+        return ""
+    return f"disk nearly full: {free / 2**20:,.0f} MiB free in {place}, launch.min_free_mib={min_free_mib}"
 
 
 def check_versions(plan: Plan) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -67,6 +67,9 @@ def sample_points(sample: Mapping[str, Any], step: int) -> Iterator[Point]:
 class StepClock:
     """Which step was under way at a moment, from the times at which steps were logged."""
 
+    LATE_MS = 30_000
+    """A row is on disk long before this time has passed since it was printed."""
+
     def __init__(self) -> None:
         self._times: list[int] = []
         self._steps: list[int] = []
@@ -77,9 +80,16 @@ class StepClock:
             self._times.append(time_ms)
             self._steps.append(int(row["step"]))
 
-    def at(self, time_ms: int) -> int:
-        place = bisect.bisect_right(self._times, time_ms)
+    def at(self, sample: Mapping[str, Any]) -> int:
+        """The last step that had been logged when the sample was taken; 0 before the first."""
+        place = bisect.bisect_right(self._times, to_ms(sample.get("time")) or 0)
         return self._steps[place - 1] if place else 0
+
+    def certain(self, samples: Sequence[Mapping[str, Any]]) -> int:
+        """How many of these samples, the first ones, no row that is still to come can precede."""
+        latest = to_ms(samples[-1].get("time")) or 0 if samples else 0
+        before = max(self._times[-1] if self._times else 0, latest - self.LATE_MS)
+        return next((n for n, sample in enumerate(samples) if (to_ms(sample.get("time")) or 0) >= before), len(samples))
 
 
 def summary_points(summary: Mapping[str, Any], time_ms: int) -> list[Point]:

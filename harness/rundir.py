@@ -2,22 +2,24 @@
 
 Documents (``status.json``, ``summary.json``, ...) are replaced atomically. Streams (``rows.jsonl``, ...) are only ever
 appended to, one JSON object per line, and a torn last line (a writer killed in mid-write) is tolerated on reading.
-Non-finite floats are stored as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since JSON has no others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from harness.streams import AppendOnly, GrowingJsonLines, JsonLines, read_jsonl, tail, to_float, to_jsonable
+
+__all__ = ["AppendOnly", "GrowingJsonLines", "JsonLines", "RunDir", "Status", "find_runs", "own_status", "to_float"]
 
 CONFIG, MANIFEST, STATUS = "config.yaml", "manifest.json", "status.json"
 SUMMARY, CHECKS, SENT = "summary.json", "checks.json", "mlflow.json"
@@ -29,26 +31,6 @@ RUNNING, FINISHED, FAILED, KILLED = "running", "finished", "failed", "killed"
 def now() -> str:
     """The current time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def to_jsonable(value: Any) -> Any:
-    """``value`` as plain JSON types: dataclasses become objects, paths strings, non-finite floats strings."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_jsonable(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Path):
-        return str(value)
-    return value
-
-
-def to_float(value: Any) -> float | None:
-    """A stored number as a float: ``"nan"`` and ``"inf"`` come back as such, null stays None."""
-    return None if value is None else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +46,6 @@ class Status:
     host: str = ""
     pid: int = 0
     pid_started: float = 0.0
-
-
-class JsonLines:
-    """An append-only stream of JSON objects; each ``append`` is handed to the kernel before it returns."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("ab", buffering=0)
-        if _ends_torn(path):
-            self._file.write(b"\n")
-
-    def append(self, *records: Any) -> None:
-        """Write each record as one line. Raises OSError when the disk is full: nothing is dropped in silence."""
-        if records:
-            lines = [json.dumps(to_jsonable(record), allow_nan=False, ensure_ascii=False) for record in records]
-            _write_all(self._file.fileno(), ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass"))
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class RunDir:
@@ -134,7 +97,7 @@ class RunDir:
     def read_json(self, name: str, default: Any = None) -> Any:
         try:
             return json.loads(self.file(name).read_text(encoding="utf-8", errors="replace"))
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):
             return default
 
     def config(self) -> dict[str, Any]:
@@ -143,21 +106,28 @@ class RunDir:
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            return yaml.load(self.file(CONFIG).read_text(encoding="utf-8"), Loader=loader) or {}
-        except (OSError, yaml.YAMLError):
+            config = yaml.load(self.file(CONFIG).read_text(encoding="utf-8"), Loader=loader)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return {}
+        return config if isinstance(config, dict) else {}
 
     def manifest(self) -> dict[str, Any]:
-        return self.read_json(MANIFEST, {})
+        return self._object(MANIFEST)
 
     def summary(self) -> dict[str, Any]:
-        return self.read_json(SUMMARY, {})
+        return self._object(SUMMARY)
 
     def checks(self) -> list[dict[str, Any]]:
-        return self.read_json(CHECKS, [])
+        checks = self.read_json(CHECKS, [])
+        return [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
 
     def sent(self) -> dict[str, Any]:
-        return self.read_json(SENT, {})
+        return self._object(SENT)
+
+    def _object(self, name: str) -> dict[str, Any]:
+        """A document that may come from anywhere: whatever is no object counts as none."""
+        value = self.read_json(name, {})
+        return value if isinstance(value, dict) else {}
 
     def status(self) -> Status | None:
         """The recorded status, or None where there is none to read."""
@@ -180,6 +150,16 @@ class RunDir:
     def samples(self) -> Iterator[dict[str, Any]]:
         return read_jsonl(self.file(SAMPLES))
 
+    def log_files(self) -> list[Path]:
+        """The log in order: parts that were set aside, compressed or about to be, then ``train.log``."""
+        parts: dict[int, Path] = {}
+        for part in sorted(self.path.glob(f"{LOG}.[0-9]*")):  # of a part with and without .zst, the compressed one
+            number = part.name.removeprefix(f"{LOG}.").removesuffix(".zst")
+            if number.isdigit():
+                parts[int(number)] = part
+        current = [self.file(LOG)] if self.file(LOG).exists() else []
+        return [parts[number] for number in sorted(parts)] + current
+
     def log_tail(self, num_lines: int = 50, max_bytes: int = 256_000) -> str:
         """The last lines of ``train.log``, read from its end however large it is."""
         return tail(self.file(LOG), num_lines, max_bytes)
@@ -196,78 +176,34 @@ def find_runs(root: str | Path) -> list[RunDir]:
     return sorted(found, key=lambda run: (run.experiment, run.run_id))
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; lines that are torn or no object are passed over."""
+# -- who records, and is it still alive ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def claimed(run: RunDir, purpose: str) -> Iterator[bool]:
+    """Whether this process alone does ``purpose`` with the run inside the block. The claim ends with the process."""
+    import fcntl
+
     try:
-        file = path.open("rb")
-    except OSError:
+        file = run.file(f".{purpose}.lock").open("wb")
+    except OSError:  # a directory that cannot be written needs no claim
+        yield True
         return
     with file:
-        for line in file:
-            record = _parse_line(line)
-            if record is not None:
-                yield record
-
-
-class GrowingJsonLines:
-    """Reads a JSON-lines file while it grows: each call of :meth:`new` gives the objects completed since the last."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-
-    def new(self) -> list[dict[str, Any]]:
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [record for line in complete.splitlines() if (record := _parse_line(line)) is not None]
-
-
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def tail(path: Path, num_lines: int, max_bytes: int) -> str:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            text = file.read(max_bytes).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-num_lines:])
-
-
-# -- who records, and is it still alive ------------------------------------------------------------------------------
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
 
 
 def own_status(state: str, **fields: Any) -> Status:
     """A status recorded by this process."""
     pid = os.getpid()
     return Status(state=state, host=socket.gethostname(), pid=pid, pid_started=_process_started(pid) or 0.0, **fields)
-
-
-def repair(run: RunDir) -> Status | None:
-    """Mark a run whose recording process is gone as killed; return the new status, or None if there was nothing to do.
-
-    A process on another host cannot be seen from here, so such a run is left alone.
-    """
-    status = run.status()
-    if status is None or status.state != RUNNING or status.host != socket.gethostname() or is_alive(status):
-        return None
-    reason = f"the harness process {status.pid} vanished (killed, or a restart) while in {status.phase or 'start-up'}"
-    repaired = replace(status, state=KILLED, reason=reason, ended=now())
-    run.write_status(repaired)
-    return repaired
 
 
 def is_alive(status: Status) -> bool:
@@ -284,17 +220,3 @@ def _process_started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return None
-
-
-def _ends_torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

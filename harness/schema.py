@@ -44,12 +44,10 @@ class KernelConfig:
     """Which kernels replace the library's modules."""
 
     name: str = "baseline"
-    overrides: list[str] = field(default_factory=list)
-    """`--override.imports` of torchtitan, in order."""
     backend: str = "auto"
     """auto, neuron, simulator, reference: what executes a kernel. auto is neuron on Trainium, reference on CPU."""
     layers: str = "*"
-    """Which layers are swapped: a pattern of layer numbers, e.g. `1[0-9]`."""
+    """Which layers are swapped: `*`, `0`, `1[0-9]`, `4-7`, or several of them with commas."""
     gate: bool = True
     """Check the kernels against their references before launch."""
 
@@ -113,6 +111,15 @@ class TrainConfig:
 
 
 @dataclass
+class SamplingConfig:
+    """Samples of host and device while training."""
+
+    enabled: bool = True
+    interval_s: float = 2.0
+    """Seconds between two samples."""
+
+
+@dataclass
 class LaunchConfig:
     """How the processes are started, watched and ended."""
 
@@ -124,6 +131,10 @@ class LaunchConfig:
     """Longest time until the first step, seconds: on Trainium it compiles."""
     on_nonfinite: str = "warn"
     """stop or warn when a loss is NaN or infinite."""
+    min_free_mib: int = 100
+    """Less free space than this in `runs` ends a training in order, MiB; to start one takes twice as much."""
+    command: list[str] = field(default_factory=list)
+    """Started instead of torchrun, with the same environment: for other launchers, and for tests of the harness."""
 
 
 @dataclass
@@ -139,6 +150,7 @@ class PilotConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     experiment_name: str = "pilot"
     """Directory below `runs` and MLflow experiment."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.progress import printable
 from harness.projection import number
@@ -24,11 +26,47 @@ PLAIN_WIDTH = 160
 COLOURS = {"finished": "green", "failed": "red", "killed": "yellow"}
 
 
+class Forgiving(io.TextIOBase):
+    """A stream that goes on when nobody reads it any more: a closed terminal or pipe must not end a training."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._broken = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return not self._broken and self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except (OSError, ValueError):
+            self._broken = True
+            with contextlib.suppress(OSError, ValueError):  # else the interpreter complains at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
 def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(highlight=False, soft_wrap=True, stderr=stderr, width=None if terminal else PLAIN_WIDTH)
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(file=Forgiving(stream), highlight=False, soft_wrap=True, width=width)  # type: ignore[arg-type]
 
 
 def relative(path: Path) -> str:
@@ -156,3 +194,13 @@ def show_sweep(console: Console, outcomes: Sequence[Outcome]) -> None:
             outcome.run.run_id if outcome.run else "–",
         )
     console.print(table)
+
+
+def show_resume(console: Console, jobs: Sequence[Sequence[str]]) -> None:
+    """How to go on after a sweep was interrupted: what is left, a command for each job."""
+    if not jobs:
+        console.print("interrupted; nothing is left to do")
+        return
+    console.print(f"interrupted; {len(jobs)} pilot{'s are' if len(jobs) > 1 else ' is'} left, to go on type")
+    for job in jobs:
+        console.print(f"  python -m harness {shlex.join(job)}", markup=False)

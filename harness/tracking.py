@@ -8,15 +8,17 @@ been acknowledged is kept in ``mlflow.json`` so that nothing is sent twice witho
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness import rundir
+from harness.mlflow_client import artifact_location, connect, default_uri
 from harness.privacy import redact_text
+from harness.progress import printable
 from harness.projection import (
     TRAIN,
     Point,
@@ -29,21 +31,23 @@ from harness.projection import (
     tags,
     to_ms,
 )
-from harness.rundir import RunDir, now
+from harness.rundir import GrowingJsonLines, RunDir, claimed, now
+from harness.scrub import Scrubber
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+__all__ = ["BeingSent", "Sent", "Tracker", "connect", "default_uri"]
+
 MLFLOW_STATUS = {rundir.FINISHED: "FINISHED", rundir.FAILED: "FAILED", rundir.KILLED: "KILLED"}
 BATCH = 1000  # MLflow's limit for the metrics of one request
-DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
-# MLflow's own default is 7 retries with a doubling pause: the first call to a server that is down takes 247 s.
-BOUNDS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
-}
-LOG_SCRUBBED = ("train.log", rundir.EVENTS)
+TRIES, QUICK_S = 3, 2.0
+"""A request that fails within this time is tried again at once: a connection dropped, not a server that hangs."""
+DOCUMENTS = (
+    rundir.CONFIG, rundir.MANIFEST, rundir.SUMMARY, rundir.CHECKS, rundir.STATUS, rundir.ROWS, rundir.SAMPLES,
+)  # fmt: skip
+OF_FAILURES = ("error.txt", "stall.txt")
+T = TypeVar("T")
 
 
 @dataclass
@@ -60,111 +64,134 @@ class Sent:
     updated: str = ""
 
 
-def default_uri(runs: Path) -> str:
-    """The local database in the directory of all runs."""
-    return f"sqlite:///{(runs / DATABASE).resolve()}"
-
-
-def connect(uri: str) -> MlflowClient:
-    """A client whose store is ready. Raises what MLflow raises when the server does not answer."""
-    for name, value in BOUNDS.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    from mlflow.tracking import MlflowClient
-
-    if not uri.startswith("sqlite:///"):
-        return MlflowClient(tracking_uri=uri)
-    from filelock import FileLock
-
-    database = Path(uri.removeprefix("sqlite:///"))
-    database.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes that create the tables of a fresh database at once leave it broken for good.
-    with FileLock(f"{database}.lock"):
-        client = MlflowClient(tracking_uri=uri)
-        client.search_experiments(max_results=1)
-    return client
+class BeingSent(Exception):
+    """Another process is sending this run."""
 
 
 class Tracker:
-    """Sends one run directory to one MLflow server."""
+    """Sends one run directory to one MLflow server.
 
-    def __init__(self, run: RunDir, uri: str) -> None:
+    ``answered`` is told of each request that succeeded, and how many seconds it took.
+    """
+
+    def __init__(self, run: RunDir, uri: str, answered: Callable[[float], None] = lambda seconds: None) -> None:
         self.run, self.uri = run, uri
         self.sent = self._load()
+        self.reached = False
+        """Whether the server has answered anything."""
+        self._tell = answered
         self._client: MlflowClient | None = None
         self._rewind()
 
     def _rewind(self) -> None:
         """Read the streams from their start: the clock of steps needs all rows, also those that were sent before."""
         self._clock = StepClock()
-        self._rows = rundir.GrowingJsonLines(self.run.file(rundir.ROWS))
-        self._samples = rundir.GrowingJsonLines(self.run.file(rundir.SAMPLES))
-        self._rows_read = self._samples_read = 0
+        self._rows = GrowingJsonLines(self.run.file(rundir.ROWS))
+        self._samples = GrowingJsonLines(self.run.file(rundir.SAMPLES))
+        self._rows_read, self._samples_read, self._waiting = 0, 0, []
 
     def send(self) -> None:
-        """Send the rows and samples that are new; after the run's end also all the rest, and its final status last."""
+        """Send the rows and samples that are new; after the run's end also all the rest, and its final status last.
+
+        Raises:
+            BeingSent: another process is at it.
+            Exception: what MLflow raises; the next call goes on where this one broke off.
+        """
+        with claimed(self.run, "sending") as mine:
+            if not mine:
+                raise BeingSent("another process is sending this run")
+            try:
+                self._send()
+            except BaseException:
+                self._rewind()
+                raise
+
+    def _answered(self, seconds: float) -> None:
+        self.reached = True
+        self._tell(seconds)
+
+    def _send(self) -> None:
         if self._client is None:
             self._client = connect(self.uri)
             self._open()
-        status = self.run.status()
-        self._send_stream()
-        if status is not None and status.state != rundir.RUNNING and not self.sent.complete:
+        status = self.run.status()  # before the streams: what it says has ended is all there
+        ended = status is not None and status.state != rundir.RUNNING
+        self._send_rows()
+        self._send_samples(ended)
+        if status is not None and ended and not self.sent.complete:
             self._finish(status)
         self._save(error="")
 
-    def note_error(self, error: BaseException) -> None:
-        """Record why sending failed; the next attempt starts from a fresh connection."""
+    def note_error(self, error: BaseException) -> str:
+        """Record why sending failed and return it in one line; the next attempt starts with a look for the run."""
         self._client = None
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [""]
+        why = printable(redact_text(f"{type(error).__name__}: {lines[0]}"))[:300]
         with contextlib.suppress(OSError):
-            self._save(error=f"{type(error).__name__}: {redact_text(lines[0])[:300]}")
+            self._save(error=why)
+        return why
 
-    def unsent(self) -> int:
-        """Rows that this server has not acknowledged."""
-        return sum(1 for _ in self.run.rows()) - self.sent.rows
+    def _ask(self, request: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The answer to a request that may be repeated; quick failures are tried again."""
+        for last in (False,) * (TRIES - 1) + (True,):
+            start = time.monotonic()
+            try:
+                answer = request(*args, **kwargs)
+            except Exception:
+                if last or time.monotonic() - start > QUICK_S:
+                    raise
+            else:
+                self._answered(time.monotonic() - start)
+                return answer
+        raise AssertionError("the last try returns or raises")
 
     # -- connection ------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Find or make the experiment and the run."""
         self._rewind()
-        client = self._connected()
-        experiment = client.get_experiment_by_name(self.run.experiment)
-        experiment_id = experiment.experiment_id if experiment else self._create_experiment()
-        found = client.search_runs([experiment_id], filter_string=f"tags.run_id = '{self.run.run_id}'", max_results=1)
-        if found:
-            mlflow_run_id = found[0].info.run_id
-        else:
-            status = self.run.status()
-            created = client.create_run(
-                experiment_id,
-                start_time=to_ms(status.started) if status else None,
-                run_name=self.run.manifest().get("run_name", self.run.run_id),
-                tags={"run_id": self.run.run_id},
-            )
-            mlflow_run_id = created.info.run_id
+        experiment_id = self._ask(self._experiment)
+        mlflow_run_id = self._ask(self._find_or_create, experiment_id)
         if mlflow_run_id != self.sent.mlflow_run_id:
             self.sent = Sent(uri=redact_text(self.uri), experiment_id=experiment_id, mlflow_run_id=mlflow_run_id)
         self._send_texts()
         self._save(error="")
 
-    def _create_experiment(self) -> str:
+    def _experiment(self) -> str:
+        """The id of the experiment; made where there is none. May be repeated."""
         from mlflow.exceptions import MlflowException
 
-        location = None
-        if self.uri.startswith("sqlite:///"):
-            location = (Path(self.uri.removeprefix("sqlite:///")).parent / ARTIFACTS).resolve().as_uri()
+        client, name = self._connected(), self.run.experiment
+        if (found := client.get_experiment_by_name(name)) is not None:
+            return found.experiment_id
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # opens as training, not as GenAI
         try:
-            return self._connected().create_experiment(
-                self.run.experiment,
-                artifact_location=location,
-                tags={"mlflow.experimentKind": "custom_model_development"},  # opens as training, not as GenAI
-            )
+            return client.create_experiment(name, artifact_location=artifact_location(self.uri), tags=kind)
         except MlflowException:  # another process was faster
-            experiment = self._connected().get_experiment_by_name(self.run.experiment)
-            if experiment is None:
+            if (found := client.get_experiment_by_name(name)) is None:
                 raise
-            return experiment.experiment_id
+            return found.experiment_id
+
+    def _find_or_create(self, experiment_id: str) -> str:
+        """The id of the MLflow run with our tag; made where there is none. May be repeated.
+
+        A request whose answer was lost may have made one all the same: of several the first in order is kept.
+        """
+        client = self._connected()
+        found = client.search_runs([experiment_id], filter_string=f"tags.run_id = '{self.run.run_id}'")
+        if found:
+            first, *others = sorted(run.info.run_id for run in found)
+            for other in others:
+                client.delete_run(other)
+            return first
+        status = self.run.status()
+        created = client.create_run(
+            experiment_id,
+            start_time=to_ms(status.started) if status else None,
+            run_name=self.run.manifest().get("run_name", self.run.run_id),
+            tags={"run_id": self.run.run_id},
+        )
+        return created.info.run_id
 
     def _connected(self) -> MlflowClient:
         assert self._client is not None
@@ -177,37 +204,41 @@ class Tracker:
 
         all_params = [Param(key, value) for key, value in params(self.run.config(), self.run.manifest()).items()]
         all_tags = [RunTag(key, value[:8000]) for key, value in tags(self.run).items()]
+        log_batch, run_id = self._connected().log_batch, self.sent.mlflow_run_id
         for start in range(0, max(len(all_params), len(all_tags)), 100):
             part = slice(start, start + 100)
-            self._connected().log_batch(self.sent.mlflow_run_id, params=all_params[part], tags=all_tags[part])
+            self._ask(log_batch, run_id, params=all_params[part], tags=all_tags[part])
 
-    def _send_stream(self) -> None:
-        """New rows and samples, a batch at a time; the count of what was acknowledged is kept after each."""
+    def _send_rows(self) -> None:
+        """New rows, a batch at a time; the count of what was acknowledged is kept after each."""
         fallback = self._started_ms()
-        rows = self._rows.new()
-        for row in rows:
-            self._clock.add(row)
-        for part in _chunks(rows[max(0, self.sent.rows - self._rows_read) :], BATCH // len(TRAIN)):
-            self._log(point for row in part for point in row_points(row, fallback))
-            self.sent.rows += len(part)
-            self._save(error="")
-        self._rows_read += len(rows)
-        samples = self._samples.new()
+        while rows := self._rows.new():
+            for row in rows:
+                self._clock.add(row)
+            for part in _chunks(rows[max(0, self.sent.rows - self._rows_read) :], BATCH // len(TRAIN)):
+                self._log(point for row in part for point in row_points(row, fallback))
+                self.sent.rows += len(part)
+                self._save(error="")
+            self._rows_read += len(rows)
+
+    def _send_samples(self, ended: bool) -> None:
+        """New samples, each as soon as the step that was under way is certain, so that sending again says the same."""
+        while samples := self._samples.new():
+            self._waiting += samples
+        certain = len(self._waiting) if ended else self._clock.certain(self._waiting)
+        samples, self._waiting = self._waiting[:certain], self._waiting[certain:]
         for part in _chunks(samples[max(0, self.sent.samples - self._samples_read) :], 20):
-            self._log(point for sample in part for point in sample_points(sample, self._step_at(sample)))
+            self._log(point for sample in part for point in sample_points(sample, self._clock.at(sample)))
             self.sent.samples += len(part)
             self._save(error="")
-        self._samples_read += len(samples)
-
-    def _step_at(self, sample: dict[str, Any]) -> int:
-        return self._clock.at(to_ms(sample.get("time")) or 0)
+        self._samples_read += certain
 
     def _log(self, points: Iterable[Point]) -> None:
         from mlflow.entities import Metric
 
         metrics = [Metric(point.name, point.value, point.time_ms, point.step) for point in points]
         for part in _chunks(metrics, BATCH):
-            self._connected().log_batch(self.sent.mlflow_run_id, metrics=part)
+            self._ask(self._connected().log_batch, self.sent.mlflow_run_id, metrics=part)
 
     def _finish(self, status: rundir.Status) -> None:
         """Summary, checks, artifacts, note; the final status only when all of that is in."""
@@ -217,8 +248,8 @@ class Tracker:
         self._send_texts()
         with tempfile.TemporaryDirectory() as staging:
             for file in artifacts(self.run, Path(staging)):
-                self._connected().log_artifact(self.sent.mlflow_run_id, str(file))
-        self._connected().set_terminated(self.sent.mlflow_run_id, MLFLOW_STATUS[status.state], ended)
+                self._ask(self._connected().log_artifact, self.sent.mlflow_run_id, str(file))
+        self._ask(self._connected().set_terminated, self.sent.mlflow_run_id, MLFLOW_STATUS[status.state], ended)
         self.sent.complete = True
 
     def _started_ms(self) -> int:
@@ -241,30 +272,27 @@ class Tracker:
 
 
 def artifacts(run: RunDir, staging: Path) -> Iterator[Path]:
-    """The files to attach: documents as they are, log and events scrubbed of secrets, and for a failed run its end."""
-    for name in (
-        rundir.CONFIG,
-        rundir.MANIFEST,
-        rundir.SUMMARY,
-        rundir.CHECKS,
-        rundir.STATUS,
-        rundir.ROWS,
-        rundir.SAMPLES,
-    ):
-        if run.file(name).exists():
-            yield run.file(name)
-    for name in LOG_SCRUBBED:
-        if run.file(name).exists():
-            with run.file(name).open(encoding="utf-8", errors="replace") as source, (staging / name).open("w") as copy:
-                copy.writelines(redact_text(line) for line in source)
-            yield staging / name
+    """The files to attach: documents as they are, log and events scrubbed once more, and for a failed run its end."""
+    yield from (run.file(name) for name in DOCUMENTS if run.file(name).exists())
+    for file in (*run.log_files(), run.file(rundir.EVENTS)):
+        if file.suffix == ".zst":
+            yield file
+        elif file.exists():
+            yield scrubbed_copy(file, staging)
     status = run.status()
     if status is not None and status.state != rundir.FINISHED:
         (staging / "log_tail.txt").write_text(redact_text(run.log_tail(50)) + "\n", encoding="utf-8")
         yield staging / "log_tail.txt"
-        if run.file("error.txt").exists():
-            (staging / "error.txt").write_text(redact_text(run.file("error.txt").read_text(errors="replace")))
-            yield staging / "error.txt"
+        yield from (scrubbed_copy(run.file(name), staging) for name in OF_FAILURES if run.file(name).exists())
+
+
+def scrubbed_copy(file: Path, staging: Path) -> Path:
+    scrubber, copy = Scrubber(), staging / file.name
+    with file.open("rb") as source, copy.open("wb") as target:
+        while data := source.read(1 << 20):
+            target.write(scrubber.feed(data))
+        target.write(scrubber.close())
+    return copy
 
 
 def _chunks(items: list, size: int) -> Iterator[list]:

@@ -45,7 +45,7 @@ def make_spec(plan: Plan, run: Path, *, prepare: bool) -> TitanSpec:
         document_mask=train.document_mask,
         compile=train.compile,
         compile_backend="neuron" if config.platform.device == "neuron" else None,
-        override_imports=tuple(config.kernel.overrides),
+        override_imports=plan.swaps.override_imports,
         log_freq=train.log_freq,
         hf_model=_transformers_model(plan),
         data=_data(plan, prepare),
@@ -88,5 +88,6 @@ def environment(plan: Plan, run: Path) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PILOT_CACHE": str(cache_dir(plan).resolve()),
         **plan.config.platform.env,
+        **plan.swaps.environment,
         SPEC: str(run.resolve() / SPEC_FILE),
     }

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
+from harness.launch import join_run
+from harness.scrub import scrub_file
 from harness.titan import cpu
 
 
-@record
 def main() -> None:
-    """torchtitan's own main, on CPU too; an exception reaches torchrun's summary with rank and traceback."""
-    cpu.install()
-    from torchtitan.train import main as train
+    """Train; an exception reaches torchrun's summary with rank and traceback, but without the secrets in them."""
+    join_run()  # before torch, whose import takes seconds
+    from torch.distributed.elastic.multiprocessing.errors import record
 
     try:
-        train()
+        record(train)()
+    except Exception:
+        if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            scrub_file(Path(error_file))
+        raise
+
+
+def train() -> None:
+    """torchtitan's own main, on CPU too."""
+    cpu.install()
+    from torchtitan.train import main
+
+    try:
+        main()
     finally:
         report_kernels()
 

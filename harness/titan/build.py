@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torchtitan.trainer import Trainer
 from harness.paths import load_path
 from harness.titan import cpu, data, measure, native, rope
 from harness.titan.spec import DataSpec, TitanSpec
+from kernels.plan import KERNELS_ENV
 
 RECOMPUTE = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
 
@@ -101,9 +103,21 @@ def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     return config
 
 
+def swap_in_transformers(parallelize: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """``parallelize`` preceded by the kernel swaps that this run asks for: torchtitan's overrides do not reach inside
+    Transformers' models."""
+    if not os.environ.get(KERNELS_ENV):
+        return parallelize
+    from kernels.transformers_swap import from_environment
+
+    return from_environment(parallelize)
+
+
 def guarded(model_spec: ModelSpec, spec: TitanSpec) -> ModelSpec:
     """``model_spec`` whose model is refused unless it is the one asked for, and checked once it is initialised."""
     parallelize = model_spec.parallelize_fn
+    if spec.path.startswith("hf_"):
+        parallelize = swap_in_transformers(parallelize)
     after_optimizer = model_spec.post_optimizer_build_fn
 
     def parallelize_checked(model: nn.Module, **kwargs: Any) -> nn.Module:
