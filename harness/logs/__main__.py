@@ -14,14 +14,25 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.logs", description=__doc__)
     parser.add_argument("what", choices=("rows", "events", "summary"))
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="plain, .gz or .zst; - is stdin; several are read in order"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="plain, .gz or .zst; - is stdin; several are read in order",
     )
     parser.add_argument(
-        "--metrics-rank", type=int, help="the rank whose rows count (default: the first that shows a loss)"
+        "--metrics-rank",
+        type=int,
+        help="the rank whose rows count (default: the first that shows a loss)",
     )
-    parser.add_argument("--every-rank", action="store_true", help="the rows of every rank instead of one row per step")
     parser.add_argument(
-        "--strict", action="store_true", help="exit 1 if a line that looks like a step line was not understood"
+        "--every-rank",
+        action="store_true",
+        help="the rows of every rank instead of one row per step",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit 1 if a line that looks like a step line was not understood",
     )
     args = parser.parse_args(argv)
     rejected = 0
@@ -31,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         for record in read_files(args.files, args.metrics_rank, every_rank=args.every_rank):
             if isinstance(record, Rejected):
                 rejected += 1
-                print(f"line {record.line}: not understood: {record.reason}: {record.text}", file=sys.stderr)
+                print(
+                    f"line {record.line}: not understood: {record.reason}: {record.text}",
+                    file=sys.stderr,
+                )
             elif args.what == "summary":
                 (rows if isinstance(record, Row) else events).append(record)  # type: ignore[arg-type]
             elif isinstance(record, Row) == (args.what == "rows"):

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from harness.logs.reader import LogReader
 from harness.logs.records import Record
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -21,7 +21,7 @@ def open_log(path: str | Path) -> BinaryIO:
         raw: BinaryIO = sys.stdin.buffer
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]
     else:
-        raw = open(path, "rb")
+        raw = open(path, "rb")  # noqa: SIM115  (closed with the stream that is returned)
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]
     if head.startswith(_GZIP):
         import gzip
@@ -43,12 +43,15 @@ def pieces(path: str | Path, size: int = PIECE) -> Iterator[bytes]:
 
 
 def read_files(
-    paths: Iterable[str | Path] | str | Path, metrics_rank: int | None = None, *, every_rank: bool = False
+    paths: Iterable[str | Path] | str | Path,
+    metrics_rank: int | None = None,
+    *,
+    every_rank: bool = False,
 ) -> Iterator[Record]:
     """Rows, events and rejected lines of one or more files, read in order as one log, streaming.
 
-    Line numbers go on over the files. A file that does not end in a line feed is given one, so that the last line of one
-    file and the first of the next do not run together.
+    Line numbers go on over the files. A file that does not end in a line feed is given one, so that the last line of
+    one file and the first of the next do not run together.
     """
     reader = LogReader(metrics_rank, every_rank=every_rank)
     names = [paths] if isinstance(paths, str | Path) else list(paths)

@@ -1,35 +1,44 @@
 """One row per step: which rank speaks, and where one run ends and the next begins.
 
-The rule for several ranks, which depends on the order of the lines and on nothing else:
+The rule for several ranks depends on the order of the lines and on nothing else:
 
-* The *metrics rank* speaks where it is known (given by the caller, or named by the log's "Pipeline Parallel loss is not
-  visible. Please add rank N"); else the first rank that shows a visible loss does. Its rows go out at once.
-* What other ranks show for a step the speaker has shown is dropped, after a comparison: a loss or gradient norm that
-  differs beyond rounding is reported once per rank as ``rank_disagreement``.
+* The *speaker* is the metrics rank where it is known (told by the caller, or named by the log's "Pipeline Parallel
+  loss is not visible. Please add rank N"); else the first rank that shows a visible loss. Its rows go out at once.
+* What other ranks show for a step that has gone out is dropped after a comparison: a loss or gradient norm that differs
+  beyond rounding is reported, once per rank, column and segment, as ``rank_disagreement``.
 * What they show for a step the speaker has not shown yet waits. It goes out when the speaker skips that step, when the
-  speaker has been silent for ``PATIENCE`` steps of others (who then speak from there on), or at the end.
-* A rank that shows only the pipeline sentinel never speaks while another shows the loss: its rows wait (at most
-  ``WAITING`` steps) and go out, with a null loss, only if no rank ever shows that step's loss.
+  speaker has been silent while others went on for ``PATIENCE`` steps (who then speak from there on), or at the end.
+* A row with the pipeline sentinel instead of a loss never wins over one that shows the loss. It waits (``WAITING``
+  steps at most) and goes out, with a null loss, only if no rank shows that step's loss.
 
-The rule for several runs in one log: a step counter that goes back, of the same rank, starts a new segment, and so does the
-same step once more with other values at another time or after a new start. The same step again at the same time is another,
-unlabelled rank. A resume whose counter goes on stays in its segment.
+The rule for several runs in one log: a step counter that goes back, of the same rank, starts a new segment; so does
+the same step once more at another time, or with another loss where there are no times, or after training was
+announced to start. The same step at the same moment is another, unlabelled rank. A resume whose counter goes on stays
+in its segment.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from itertools import islice
 
+from harness.logs.agree import disagreements, same_value, seconds_between
 from harness.logs.records import Event, Row
 
-PATIENCE = 8
+PATIENCE = 64
+"""torchrun prints what each rank wrote in the last 0.1 s in one go, so a rank may seem to be this many steps ahead."""
 WAITING = 4096
 REMEMBERED = 4096
 """How many of the last steps are remembered for comparison."""
 SAME_MOMENT_S = 3.0
-"""Two prints of one step by different ranks are never further apart than this; two runs always are."""
+"""Two prints of one step by different ranks are never further apart than this; two runs are."""
+SAME_VALUES_S = 60.0
+"""The same where the values are equal as well: clocks of nodes differ."""
+
+Key = tuple[str, int]
+"""Kind and step of a row."""
 
 
 @dataclass(slots=True)
@@ -38,69 +47,86 @@ class _Stream:
 
     segment: int
     last: dict[str, int] = field(default_factory=dict)
-    """Last step per kind of row."""
-    time: str | None = None
-    restarted: bool = False
-    """Whether a start was announced since the last row."""
-
-
-@dataclass(slots=True)
-class _Shown:
-    """What has gone out, or waits, for one step."""
-
-    loss: float | None
-    grad_norm: float | None
-    time: str | None
-    rank: int | None
-    line: int
+    """Last step per kind of row, in this segment."""
+    time: str | bytes | None = None
+    started: bool = False
+    """Whether a start of training was announced since the last row."""
 
 
 class Merger:
     """Takes rows in the order of the log and gives back what is to go out."""
 
     def __init__(self, metrics_rank: int | None = None):
-        self._given = metrics_rank
+        self._told_speaker = metrics_rank is not None
         self._speaker: int | None = metrics_rank
         self._has_speaker = metrics_rank is not None
+        self._keep_speaker = metrics_rank is not None
         self.segment = 0
         self._streams: dict[int | None, _Stream] = {}
-        self._shown: OrderedDict[tuple[str, int], _Shown] = OrderedDict()
+        self._sent: OrderedDict[Key, Row] = OrderedDict()
         self._newest: dict[str, int] = {}
-        self._waiting: OrderedDict[tuple[str, int], Row] = OrderedDict()
+        self._latest: Key | None = None
+        self._waiting: OrderedDict[Key, Row] = OrderedDict()
+        self._visible = 0
+        """How many of the waiting rows show their loss."""
         self._told: set[tuple[int | None, str]] = set()
-        self._start_line: int | None = None
 
     def name_metrics_rank(self, rank: int) -> None:
-        """The log itself names the rank that sees the loss; the caller's word goes first."""
-        if self._given is None:
-            self._speaker, self._has_speaker = rank, True
-
-    def started(self, step: int, rank: int | None, time: str | None, line: int) -> list[Row | Event]:
-        """ "Training starts at step ``step``" was printed by ``rank``."""
-        stream = self._streams.get(rank)
-        if stream is None or not stream.last:
-            return []
-        if _earlier(time, stream.time):
-            return []
-        if step <= stream.last.get("train", 0):
-            return self._advance(stream, step, rank, time, line, "training starts again")
-        stream.restarted = True
-        return []
+        """The log itself says which rank sees the loss; the caller's word goes first."""
+        if not self._told_speaker:
+            self._speaker, self._has_speaker, self._keep_speaker = rank, True, True
 
     def segment_of(self, rank: int | None) -> int:
+        """The segment that ``rank`` is in."""
         stream = self._streams.get(rank)
         return stream.segment if stream is not None else self.segment
 
+    def started(self, step: int, rank: int | None, time: str | None, line: int) -> list[Row | Event]:
+        """``rank`` announced that training starts at ``step``."""
+        stream = self._streams.get(rank)
+        if stream is None or not stream.last or seconds_between(stream.time, time, 0.0) < 0:
+            return []
+        if step <= max(stream.last.values()):
+            return self._advance(stream, step, rank, time, line, "training starts again")
+        stream.started = True
+        return []
+
+    def echo(self, rank: int | None, key: Key, time: bytes) -> bool:
+        """Note that ``rank`` printed the very row last sent; False where that needs a closer look (``add``)."""
+        stream = self._streams.get(rank)
+        if stream is None or stream.started or stream.segment != self.segment or key != self._latest:
+            return False
+        kind, step = key
+        if stream.last.get(kind, -1) >= step:
+            return False
+        stream.last[kind] = step
+        stream.time = time
+        return True
+
     def add(self, row: Row) -> list[Row | Event]:
+        """What is to go out now that ``row`` has been read; sets its segment."""
         stream = self._streams.get(row.rank)
         if stream is None:
             stream = self._streams[row.rank] = _Stream(self.segment)
+        elif self._is_plain(stream, row):
+            stream.last[row.kind] = row.step
+            stream.time = row.time
+            row.segment = self.segment
+            return self._send(row)
         out: list[Row | Event] = []
         last = stream.last.get(row.kind)
-        if last is not None and row.step <= last and self._is_new_run(stream, row, last):
-            out += self._advance(stream, row.step, row.rank, row.time, row.line, "the step counter goes back")
-        stream.restarted = False
-        if last is None or row.step > stream.last.get(row.kind, -1):
+        if last is not None and row.step <= last and self._is_new_run(stream, row):
+            out = self._advance(
+                stream,
+                row.step,
+                row.rank,
+                row.time,
+                row.line,
+                "the step counter goes back",
+            )
+            last = None
+        stream.started = False
+        if last is None or row.step > last:
             stream.last[row.kind] = row.step
         stream.time = row.time or stream.time
         row.segment = stream.segment
@@ -108,142 +134,142 @@ class Merger:
             return out
         return out + self._place(row)
 
-    def _is_new_run(self, stream: _Stream, row: Row, last: int) -> bool:
-        if stream.restarted:
+    def _is_plain(self, stream: _Stream, row: Row) -> bool:
+        """Whether this is just the speaker's next step, with nobody waiting: the usual case, decided quickly."""
+        return (
+            not self._waiting
+            and not stream.started
+            and stream.segment == self.segment
+            and row.loss is not None
+            and self._has_speaker
+            and row.rank == self._speaker
+            and row.step > stream.last.get(row.kind, -1)
+            and row.step > self._newest.get(row.kind, -1)
+            and row.time is not None
+        )
+
+    def close(self) -> list[Row | Event]:
+        """What was still waiting."""
+        return self._release(lambda key: True)
+
+    def _is_new_run(self, stream: _Stream, row: Row) -> bool:
+        if stream.started:
             return True
-        if stream.segment < self.segment:  # another rank has already begun the next run
-            return not _earlier(row.time, stream.time)
-        shown = self._shown.get((row.kind, row.step)) or self._as_shown((row.kind, row.step))
+        if stream.segment < self.segment:  # another rank has begun the next run already
+            return seconds_between(stream.time, row.time, 0.0) >= 0
+        key = (row.kind, row.step)
+        shown = self._sent.get(key) or self._waiting.get(key)
         if shown is None:
             return True
-        gap = _seconds(shown.time, row.time)
-        same = _same(shown.loss, row.loss) and _same(shown.grad_norm, row.grad_norm)
-        if gap is None:
-            return not (same or row.loss is None or shown.loss is None)
-        return abs(gap) > SAME_MOMENT_S
+        hidden = row.loss is None or shown.loss is None
+        same = same_value(shown.loss, row.loss) and same_value(shown.grad_norm, row.grad_norm)
+        gap = seconds_between(shown.time, row.time, None)
+        if gap is not None:
+            return abs(gap) > (SAME_VALUES_S if same else SAME_MOMENT_S)
+        return not (same or hidden) or self._steps_after(key) > 1
 
-    def _as_shown(self, key: tuple[str, int]) -> _Shown | None:
-        row = self._waiting.get(key)
-        return None if row is None else _Shown(row.loss, row.grad_norm, row.time, row.rank, row.line)
+    def _steps_after(self, key: Key) -> int:
+        """How many later steps have gone out, counted up to 2."""
+        later = (1 for kind, step in reversed(self._sent) if kind == key[0] and step > key[1])
+        return sum(islice(later, 2))
 
     def _advance(
-        self, stream: _Stream, step: int, rank: int | None, time: str | None, line: int, reason: str
+        self,
+        stream: _Stream,
+        step: int,
+        rank: int | None,
+        time: str | None,
+        line: int,
+        reason: str,
     ) -> list[Row | Event]:
-        """Move ``stream`` to the next segment, opening it if no other rank has."""
-        previous = dict(stream.last)
+        """Move ``stream`` to the next segment, opening that if no other rank has."""
+        previous = max(stream.last.values(), default=None)
         stream.last.clear()
         if stream.segment < self.segment:
             stream.segment = self.segment
             return []
-        out = self._release_all()
+        out = self.close()
         self.segment += 1
         stream.segment = self.segment
-        self._shown.clear()
+        self._sent.clear()
         self._newest.clear()
+        self._latest = None
         self._told.clear()
-        data = {"step": step, "previous_step": max(previous.values(), default=None), "reason": reason}
-        out.append(Event("new_segment", line, time, rank, self.segment, data))
-        return out
+        self._has_speaker = self._keep_speaker
+        data = {"step": step, "previous_step": previous, "reason": reason}
+        return [*out, Event("new_segment", line, time, rank, self.segment, data)]
 
     def _place(self, row: Row) -> list[Row | Event]:
         key = (row.kind, row.step)
-        shown = self._shown.get(key)
-        if shown is not None:
-            return self._compare(row, shown)
-        if row.step <= self._newest.get(row.kind, -1) and key not in self._waiting:
-            if not self._skipped(row):
-                return []
+        sent = self._sent.get(key)
+        if sent is not None:
+            return self._compare(row, sent)
+        if key not in self._waiting and self._is_forgotten(row):
+            return []
         visible = row.loss is not None
-        if not self._has_speaker and visible:
+        if visible and not self._has_speaker:
             self._speaker, self._has_speaker = row.rank, True
-        if visible and row.rank == self._speaker:
-            waiting = self._waiting.pop(key, None)
-            out = self._release(lambda step: step < row.step, row.kind)
-            out += self._send(row)
-            if waiting is not None:
-                out += self._compare(waiting, self._shown[key])
-            return out
         waiting = self._waiting.get(key)
+        if visible and row.rank == self._speaker:
+            if waiting is not None:
+                self._take(key)
+            out = self._release(lambda other: other[0] == row.kind and other[1] < row.step)
+            out += self._send(row)
+            return out + (self._compare(waiting, row) if waiting is not None else [])
         if waiting is None or (waiting.loss is None and visible):
+            if waiting is not None:
+                self._take(key)
             self._waiting[key] = row
-        return self._hurry()
+            self._visible += visible
+            return self._hurry()
+        return self._compare(row, waiting)
 
-    def _skipped(self, row: Row) -> bool:
-        """Whether the step was really never shown (and not merely forgotten)."""
-        oldest = next((step for kind, step in self._shown if kind == row.kind), None)
-        return oldest is not None and row.step > oldest and row.loss is not None
+    def _is_forgotten(self, row: Row) -> bool:
+        """Whether the step went out so long ago that it is no longer remembered."""
+        if row.step > self._newest.get(row.kind, -1) or len(self._sent) < REMEMBERED:
+            return False
+        oldest = next((step for kind, step in self._sent if kind == row.kind), row.step)
+        return row.step < oldest
 
     def _hurry(self) -> list[Row | Event]:
-        """Release what has waited too long; a rank that goes on while the speaker is silent takes over."""
-        visible = [key for key, row in self._waiting.items() if row.loss is not None]
-        if len(visible) > PATIENCE:
-            self._speaker, self._has_speaker = self._waiting[visible[0]].rank, True
-            return self._release(lambda step: step <= visible[-1][1], visible[0][0])
+        """Send what has waited too long; a rank that goes on while the speaker is silent speaks from there on."""
+        if self._visible > PATIENCE:
+            due = [key for key, row in self._waiting.items() if row.loss is not None]
+            self._speaker, self._has_speaker = self._waiting[due[-1]].rank, True
+            return self._release(lambda key: key[1] <= due[-1][1])
         if len(self._waiting) > WAITING:
-            return self._send(self._waiting.popitem(last=False)[1])
+            return self._send(self._take(next(iter(self._waiting))))
         return []
 
-    def _release(self, due, kind: str) -> list[Row | Event]:
-        keys = sorted(key for key in self._waiting if key[0] == kind and due(key[1]))
-        out: list[Row | Event] = []
-        for key in keys:
-            out += self._send(self._waiting.pop(key))
-        return out
-
-    def _release_all(self) -> list[Row | Event]:
-        rows = sorted(self._waiting.values(), key=lambda row: (row.step, row.line))
-        self._waiting.clear()
-        out: list[Row | Event] = []
-        for row in rows:
-            out += self._send(row)
-        return out
-
-    close = _release_all
-
-    def _send(self, row: Row) -> list[Row | Event]:
-        self._shown[row.kind, row.step] = _Shown(row.loss, row.grad_norm, row.time, row.rank, row.line)
-        self._newest[row.kind] = max(row.step, self._newest.get(row.kind, -1))
-        if len(self._shown) > REMEMBERED:
-            self._shown.popitem(last=False)
-        return [row]
-
-    def _compare(self, row: Row, shown: _Shown) -> list[Row | Event]:
-        if row.loss is None or shown.loss is None:
+    def _release(self, due: Callable[[Key], bool]) -> list[Row | Event]:
+        """Send the waiting rows that are due, by step."""
+        if not self._waiting:
             return []
         out: list[Row | Event] = []
-        for name, mine, theirs in (
-            ("loss", row.loss, shown.loss),
-            ("grad_norm", row.grad_norm, shown.grad_norm),
-        ):
-            if mine is None or theirs is None or _same(mine, theirs) or (row.rank, name) in self._told:
-                continue
-            self._told.add((row.rank, name))
-            data = {"step": row.step, "column": name, "value": mine, "kept": theirs, "kept_rank": shown.rank}
-            out.append(Event("rank_disagreement", row.line, row.time, row.rank, row.segment, data))
+        for key in sorted((key for key in self._waiting if due(key)), key=lambda key: (key[1], key[0])):
+            out += self._send(self._take(key))
         return out
 
+    def _take(self, key: Key) -> Row:
+        row = self._waiting.pop(key)
+        self._visible -= row.loss is not None
+        return row
 
-def _same(a: float | None, b: float | None) -> bool:
-    """Equal up to rounding in the fourth decimal (and to float32's resolution for large values)."""
-    if a is None or b is None:
-        return a is b
-    if a != a or b != b:
-        return a != a and b != b
-    if a == b:
-        return True
-    return abs(a - b) <= max(1.5e-4, 1e-6 * max(abs(a), abs(b)))
+    def _send(self, row: Row) -> list[Row | Event]:
+        key = self._latest = (row.kind, row.step)
+        self._sent[key] = row
+        if row.step > self._newest.get(row.kind, -1):
+            self._newest[row.kind] = row.step
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
+        return [row]
 
-
-def _seconds(first: str | None, second: str | None) -> float | None:
-    """Seconds from one time stamp to another, ``None`` where either is missing or impossible."""
-    if first is None or second is None:
-        return None
-    try:
-        return (datetime.fromisoformat(second[:26]) - datetime.fromisoformat(first[:26])).total_seconds()
-    except ValueError:
-        return None
-
-
-def _earlier(time: str | None, than: str | None) -> bool:
-    gap = _seconds(than, time)
-    return gap is not None and gap < 0
+    def _compare(self, row: Row, kept: Row) -> list[Row | Event]:
+        """Report, once per rank and column, where ``row`` differs from what was kept for its step."""
+        found: list[Row | Event] = []
+        for event in disagreements(row, kept):
+            about = (row.rank, event.data["column"])
+            if about not in self._told:
+                self._told.add(about)
+                found.append(event)
+        return found

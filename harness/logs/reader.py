@@ -1,308 +1,209 @@
-"""The reader: bytes in, rows and events out, each as soon as it is certain."""
+"""The reader: bytes in; rows, events and rejected lines out, each as soon as it is certain."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import defaultdict
 
-from harness.logs import steps
-from harness.logs.events import SHAPES, Shape
-from harness.logs.lines import Line, LineFinder
+from harness.logs import columns
+from harness.logs.announce import Announcer
+from harness.logs.lines import LIMIT, Blocks, Hit, Needles
 from harness.logs.merge import Merger
+from harness.logs.quick import Quick
 from harness.logs.records import Event, Record, Rejected, Row
-from harness.logs.steps import Damaged, Reading
-from harness.logs.text import PREFIX_BYTES, SPLIT_NUMBER, clean, decode, prefix_facts
+from harness.logs.rows import row_from_metrics, row_from_reading
+from harness.logs.steplines import Facts, StepLines
+from harness.logs.steps import Reading
+from harness.logs.text import SPLIT_NUMBER, clean, decode
 
-_STEP_NEEDLES = (b"step:", b"step=", b"loss:", b"| Loss:")
-_JSON_NEEDLES = (b'"global_max_loss"', b"loss_metrics/global_avg_loss")
-_LEAD = re.compile(rb"step:|\bstep=(?=\d)|\bStep (?=\d+/\d+ \|)")
-_MESSAGE = re.compile(
-    r"^\s*(?:\d+: )?(?:\[[^\]]{1,40}\]:?\s?)*\s*(?:\d{4}-\d\d-\d\d[T ][\d:]+(?:[.,]\d+)?Z? (?:- )?)?(?:(?:\S+ - )?[A-Z]{4,8} - )?"
-)
-_MAX_WRAPS = 3
-_MAX_TEXT = 200
+JSON_NEEDLES = (b'"global_max_loss"', b"loss_metrics/global_avg_loss", b'"validation_metrics/loss"')
+SHOWN = 200
+"""Characters of a rejected line that are kept."""
+_TAIL = 66
+"""Bytes kept of the line before, enough for a time stamp that stands alone."""
 
-
-def _needles() -> tuple[list[bytes], dict[int, tuple[Shape, ...]]]:
-    """All needles, and which shapes each of them announces."""
-    by_needle: dict[bytes, list[Shape]] = defaultdict(list)
-    for needle in (*_STEP_NEEDLES, *_JSON_NEEDLES):
-        by_needle[needle] = []
-    for shape in SHAPES:
-        by_needle[shape.needle.encode()].append(shape)
-    return list(by_needle), {index: tuple(shapes) for index, shapes in enumerate(by_needle.values())}
-
-
-_NEEDLES, _SHAPES_OF = _needles()
-_STEPS = frozenset(range(len(_STEP_NEEDLES)))
-_JSONS = frozenset(range(len(_STEP_NEEDLES), len(_STEP_NEEDLES) + len(_JSON_NEEDLES)))
-
-
-class _Pending:
-    """A record that reached the end of its line before it was complete."""
-
-    __slots__ = ("closed", "line", "prefix", "reading", "start", "text", "wraps")
-
-    def __init__(self, text: bytes, start: int, prefix: bytes, line: int, reading: Reading | None):
-        self.text, self.start, self.prefix, self.line, self.reading = text, start, prefix, line, reading
-        self.wraps, self.closed = 0, True
+_FIRST = (*columns.NEEDLES, *JSON_NEEDLES)
+_JSON_FROM = len(columns.NEEDLES)
+_EVENT_FROM = len(_FIRST)
 
 
 class LogReader:
-    """Reads one log, in pieces of any size; the result does not depend on how the bytes are cut.
+    """Reads one log, in pieces of any size; what comes out does not depend on how the bytes are cut.
 
-    ``metrics_rank`` is the rank whose rows count where several ranks print (see ``harness.logs.merge`` for the rule).
-    ``every_rank=True`` gives every rank's rows instead of one row per step.
+    ``metrics_rank`` is the rank whose rows count where several ranks print (``harness.logs.merge`` has the whole rule).
+    ``every_rank=True`` gives the rows of every rank instead of one per step.
     """
 
     def __init__(self, metrics_rank: int | None = None, *, every_rank: bool = False):
-        self._finder = LineFinder(_NEEDLES)
+        self._announcer = Announcer(_EVENT_FROM)
+        self._needles = Needles(_FIRST, self._announcer.needles)
+        self._blocks = Blocks(self._needles)
         self._merger = Merger(metrics_rank)
         self._every_rank = every_rank
-        self._pending: _Pending | None = None
-        self._widest: dict[str, int] = {}
+        self._steps = StepLines(self._reading, self._reject)
+        self._quick = Quick(self._merger, self._steps.reach, self._number, self._row, remembers=not every_rank)
+        self._line, self._counted = 1, 0
+        self._before = b""
         self._out: list[Record] = []
 
     def feed(self, data: bytes) -> list[Record]:
         """What has become certain with ``data``, in the order of the log."""
-        for line in self._finder.feed(data):
-            self._line(line)
+        for block, closed in self._blocks.feed(data):
+            self._block(block, closed)
         return self._take()
 
     def close(self) -> list[Record]:
-        """What was still open; nothing can be fed afterwards."""
-        for line in self._finder.close():
-            self._line(line)
-        self._settle()
-        self._out += self._merger.close()
+        """What was still open. Nothing can be fed afterwards."""
+        for block, closed in self._blocks.close():
+            self._block(block, closed)
+        self._steps.settle()
+        self._merged(self._merger.close())
         return self._take()
 
     def _take(self) -> list[Record]:
         out, self._out = self._out, []
         return out
 
-    # -- lines --------------------------------------------------------------------------------------------------------
+    # -- from blocks to lines -----------------------------------------------------------------------------------------
 
-    def _line(self, line: Line) -> None:
-        if SPLIT_NUMBER.search(line.raw) and not _STEPS.isdisjoint(line.hits):
-            self._settle()
-            if b"loss" in line.raw:
-                self._reject(line.number, "a colour changes inside a number (a diff of two logs?)", clean(line.raw))
-            return
-        text = clean(line.raw)
-        parts = text.rstrip(b"\r").split(b"\r")
-        for part in parts[:-1]:
-            self._part(line, part, closed=True)
-        self._part(line, parts[-1], closed=line.closed)
-
-    def _part(self, line: Line, text: bytes, *, closed: bool) -> None:
-        consumed = self._continue(line, text, closed=closed) if self._pending is not None else False
-        hits = line.hits
-        if not hits:
-            return
-        if not consumed and not _STEPS.isdisjoint(hits):
-            self._steps(line.number, text, closed)
-        if not _JSONS.isdisjoint(hits):
-            self._json(line.number, text)
-        if any(hit not in _STEPS and hit not in _JSONS for hit in hits):
-            self._events(line, text)
-
-    # -- steps --------------------------------------------------------------------------------------------------------
-
-    def _steps(self, number: int, text: bytes, closed: bool) -> None:
-        leads = [match.start() for match in _LEAD.finditer(text)]
-        if not leads:
-            if steps.headless(text):
-                self._reject(number, "the columns of a step line without a step", text)
-            return
-        before = 0
-        for index, start in enumerate(leads):
-            end = leads[index + 1] if index + 1 < len(leads) else len(text)
-            prefix = text[max(before, start - PREFIX_BYTES) : start]
-            try:
-                reading = steps.read(text[:end] if end < len(text) else text, start)
-            except Damaged as damage:
-                self._reject(number, str(damage), text[start:end])
-                before = end
+    def _block(self, block: bytes, closed: bool) -> None:
+        """Visit the lines of ``block`` that hold a needle, and those that may continue an open record, in order."""
+        steps_at, events_at = self._needles.find(block)
+        size = len(block)
+        beyond = (0, size + 1, size + 1)
+        steps_at.append(beyond)
+        events_at.append(beyond)
+        steps, quick, newline_before = self._steps, self._quick.read, block.rfind
+        position = other = self._counted = 0
+        event = events_at[0][1]
+        for _, at, _ in steps_at:
+            while (event < at or steps.open is not None) and position <= at and position < size:
+                start = position
+                if steps.open is None:
+                    start = newline_before(b"\n", position, event) + 1 or position
+                position = self._visit(block, start, closed, at, events_at, other)
+                while event < position:
+                    other += 1
+                    event = events_at[other][1]
+            if at < position or at > size:
                 continue
-            at_end = end == len(text)
-            if reading is None:
-                if at_end and steps.could_continue(text):
-                    self._hold(_Pending(text, start, prefix, number, None), closed)
-                continue
-            before = reading.end
-            if reading.complete or not at_end:
-                self._emit(reading, prefix, number, closed=True)
-            else:
-                self._hold(_Pending(text, start, prefix, number, reading), closed)
+            start = newline_before(b"\n", position, at) + 1 or position
+            position = quick(block, start, at) or self._visit(block, start, closed, at, events_at, other)
+            while event < position:
+                other += 1
+                event = events_at[other][1]
+        self._number(block, size)
+        self._before = block[-_TAIL:-1] if closed else block[-_TAIL:]
 
-    def _hold(self, pending: _Pending, closed: bool) -> None:
-        self._pending, pending.closed = pending, closed
-        if closed:
-            self._finder.want_next = True
+    def _visit(self, block: bytes, start: int, closed: bool, step: int, events_at: list[Hit], other: int) -> int:
+        """Read the line at ``start``, whatever it is; where the next one starts.
+
+        The next needle of a step line is at ``step``, the next of an event is ``events_at[other]``.
+        """
+        end = block.find(b"\n", start)
+        if end < 0:
+            end = len(block)
         else:
-            self._settle()
+            closed = True
+        self._number(block, start)
+        line = block[start:end]
+        if end - start > LIMIT:
+            parts = list(self._blocks.parts(line))
+            for number, part in enumerate(parts, 1):
+                self._raw(part, self._found(part), closed and number == len(parts))
+        elif step >= end and self._steps.open is None:
+            found = []
+            while events_at[other][1] < end:
+                found.append(events_at[other][0])
+                other += 1
+            self._events(clean(line), found)
+        else:
+            if start:
+                self._before = block[max(0, start - _TAIL) : start - 1]
+            self._raw(line, self._found(line), closed)
+        return end + 1
 
-    def _continue(self, line: Line, text: bytes, *, closed: bool) -> bool:
-        """Try to complete the pending record with the line after it; whether ``text`` was used up by it."""
-        pending = self._pending
-        assert pending is not None
-        if pending.wraps < _MAX_WRAPS and text.strip():
-            for joined in (pending.text + b" " + text.lstrip(), pending.text + text):
-                match = steps.CANONICAL.match(joined, pending.start)
-                if match is None or match.end() <= len(pending.text):
-                    continue
-                try:
-                    reading = steps.read(joined, pending.start)
-                except Damaged:
-                    continue
-                if reading is None:
-                    continue
-                pending.text, pending.reading = joined, reading
-                pending.wraps += 1
-                if "wrapped" not in reading.flags:
-                    reading.flags.append("wrapped")
-                if reading.complete:
-                    self._pending = None
-                    self._emit(reading, pending.prefix, pending.line, closed=True)
-                else:
-                    self._hold(pending, closed)
-                return True
-        self._settle()
-        return False
+    def _number(self, block: bytes, position: int) -> int:
+        """The number of the line at ``position``, which never goes back within a block."""
+        self._line += block.count(b"\n", self._counted, position)
+        self._counted = position
+        return self._line
 
-    def _settle(self) -> None:
-        """Nothing continues the pending record: decide what of it can be believed."""
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.reading is not None:
-            self._emit(pending.reading, pending.prefix, pending.line, closed=pending.closed)
+    def _found(self, line: bytes) -> list[int]:
+        """The needles in ``line``."""
+        first, rest = self._needles.find(line)
+        return [number for number, _, _ in (*first, *rest)]
 
-    def _emit(self, reading: Reading, prefix: bytes, number: int, *, closed: bool) -> None:
-        if not self._believe(reading, closed):
-            self._reject(number, "the line ends inside the loss", b"step: %d" % reading.step)
-            return
-        rank, time = prefix_facts(prefix)
+    def _raw(self, raw: bytes, hits: list[int], closed: bool) -> None:
+        """One line as it stands, with the needles in it."""
+        text = clean(raw)
+        has_step = any(hit < _JSON_FROM for hit in hits)
+        if has_step and SPLIT_NUMBER.search(raw):
+            has_step = False
+            if b"loss" in raw:
+                self._reject("a colour changes inside a number, as in a diff of two logs", text, self._line)
+        parts = text.rstrip(b"\r").split(b"\r") if has_step or self._steps.open is not None else ()
+        before = self._before.rpartition(b"\n")[2]
+        for number, part in enumerate(parts, 1):
+            whole = closed or number < len(parts)
+            used = self._steps.open is not None and self._steps.go_on(part, whole)
+            if has_step and not used:
+                self._steps.read(part, self._line, whole, before)
+        self._events(text, [hit for hit in hits if hit >= _EVENT_FROM])
+        if any(_JSON_FROM <= hit < _EVENT_FROM for hit in hits):
+            self._json(text)
+
+    # -- going out ----------------------------------------------------------------------------------------------------
+
+    def _reading(self, reading: Reading, facts: Facts, line: int) -> None:
+        """A record of a step line."""
+        rank, time = facts
         if reading.kind == "final":
             data = {"step": reading.step, **reading.values}
-            self._out.append(Event("final_metrics", number, time, rank, self._merger.segment_of(rank), data))
+            self._out.append(Event("final_metrics", line, time, rank, self._merger.segment_of(rank), data))
             return
-        row = _row(reading, rank, time, number)
-        if self._every_rank:
-            row.segment = self._merger.segment_of(rank)
-            self._merger.add(row)
-            row.segment = self._merger.segment_of(rank)
+        self._row(row_from_reading(reading, rank, time, line))
+
+    def _row(self, row: Row) -> bool:
+        """Hand ``row`` to the merger; whether it went out at once."""
+        self._quick.forget()
+        out = self._merger.add(row)
+        if len(out) == 1 and out[0] is row:
             self._out.append(row)
-        else:
-            self._out += self._merger.add(row)
+            return True
+        self._merged(out)
+        if self._every_rank:
+            self._out.append(row)
+        return any(record is row for record in out)
 
-    def _believe(self, reading: Reading, closed: bool) -> bool:
-        """Null what may be the stump of a number; whether the loss is whole."""
-        last, columns = reading.last, len(reading.values)
-        if last:
-            stump = not closed
-            if closed and last in ("grad_norm", "tflops"):
-                stump = reading.decimals < (4 if last == "grad_norm" else 2)
-            elif closed and last in ("tps", "loss"):
-                stump = columns < self._widest.get(reading.kind, 0)
-            if stump and last == "loss":
-                return False
-            if stump:
-                reading.values[last] = None
-                reading.flags.append("cut")
-        if "cut" not in reading.flags:
-            self._widest[reading.kind] = max(columns, self._widest.get(reading.kind, 0))
-        return True
+    def _merged(self, records: list[Row | Event]) -> None:
+        """What the merger gives back, if not just the row it was given."""
+        for record in records:
+            if isinstance(record, Event):
+                self._out.append(record)
+                if record.kind == "new_segment":
+                    self._steps.reach.clear()
+            elif not self._every_rank:
+                self._out.append(record)
 
-    # -- other sources and events -------------------------------------------------------------------------------------
+    def _events(self, text: bytes, hits: list[int]) -> None:
+        for event in self._announcer.events(text, hits, self._line) if hits else ():
+            if event.kind == "training_start":
+                event.data["resumed"] = event.data["step"] > 1
+                self._merged(self._merger.started(event.data["step"], event.rank, event.time, event.line))
+            elif event.kind == "metrics_rank":
+                self._merger.name_metrics_rank(event.data["rank_named"])
+            event.segment = self._merger.segment_of(event.rank)
+            self._out.append(event)
 
-    def _json(self, number: int, text: bytes) -> None:
-        """A line of torchtitan's JSONL metrics, which carries full precision."""
+    def _json(self, text: bytes) -> None:
+        """A line of JSONL metrics, which carries full precision."""
         try:
             record = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
-        row = row_from_metrics(record, number) if isinstance(record, dict) else None
+        row = row_from_metrics(record, self._line) if isinstance(record, dict) else None
         if row is not None:
-            self._out += self._merger.add(row)
+            self._row(row)
 
-    def _events(self, line: Line, text: bytes) -> None:
-        shown = decode(text)
-        rank: int | None = None
-        time: str | None = None
-        for hit in line.hits:
-            for shape in _SHAPES_OF[hit]:
-                subject = _MESSAGE.sub("", shown, count=1) if shape.kind == "exception" else shown
-                data = shape.read(subject)
-                if data is None:
-                    continue
-                if time is None and rank is None:
-                    rank, time = prefix_facts(text[:PREFIX_BYTES])
-                self._event(Event(shape.kind, line.number, time, rank, 0, data))
-
-    def _event(self, event: Event) -> None:
-        if event.kind == "training_start":
-            self._out += self._merger.started(event.data["step"], event.rank, event.time, event.line)
-            event.data["resumed"] = event.data["step"] > 1
-        elif event.kind == "metrics_rank":
-            self._merger.name_metrics_rank(event.data["rank_named"])
-        event.segment = self._merger.segment_of(event.rank)
-        self._out.append(event)
-
-    def _reject(self, number: int, reason: str, text: bytes) -> None:
-        self._out.append(Rejected(number, reason, decode(text[:_MAX_TEXT]).strip()))
-
-
-def _row(reading: Reading, rank: int | None, time: str | None, number: int) -> Row:
-    """A row, with placeholders turned into null and said so."""
-    values = reading.values
-    flags = [flag for flag in reading.flags if flag != "open"]
-    loss = values.get("loss")
-    if loss is not None and loss < 0:
-        values["loss"] = None
-        flags.append("loss_hidden")
-    memory = values.get("memory_gib")
-    if memory is not None and not memory > 0:
-        values["memory_gib"] = values["memory_pct"] = None
-        flags.append("memory_placeholder")
-    mfu = values.get("mfu")
-    if mfu is not None and mfu > 100:
-        flags.append("mfu_over_100")
-    return Row(
-        reading.kind,
-        0,
-        reading.step,
-        **values,
-        rank=rank,
-        time=time,
-        line=number,
-        flags=tuple(flags),
-        extra=reading.extra or None,
-    )
-
-
-def row_from_metrics(record: dict, number: int) -> Row | None:
-    """The row in one record of JSONL metrics (flat or with ``extras``), or ``None`` if it is not one."""
-    values = {**record, **record["extras"]} if isinstance(record.get("extras"), dict) else record
-    step = values.get("step")
-    loss = values.get("loss_metrics/global_avg_loss", values.get("loss"))
-    if not isinstance(step, int) or not isinstance(loss, int | float):
-        return None
-
-    def get(name: str) -> float | None:
-        value = values.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    numbers = {
-        "loss": loss,
-        "grad_norm": get("grad_norm"),
-        "memory_gib": get("memory/max_reserved(GiB)"),
-        "memory_pct": get("memory/max_reserved(%)"),
-        "tps": get("throughput(tps)"),
-        "tflops": get("tflops"),
-        "mfu": get("mfu(%)"),
-    }
-    reading = Reading("train", step, numbers, 0, 0)
-    row = _row(reading, None, None, number)
-    row.source = "metrics_jsonl"
-    return row
+    def _reject(self, reason: str, text: bytes, line: int) -> None:
+        self._out.append(Rejected(line, reason, decode(text[: 4 * SHOWN]).strip()[:SHOWN]))

@@ -1,7 +1,7 @@
 """What a log gives: rows (measured steps), events (everything else worth knowing) and rejected lines.
 
-JSON keeps ``inf`` and ``nan`` as the strings "inf", "-inf" and "nan"; in memory they are floats. A value that a line does
-not carry, or that is a known placeholder, is ``None`` and never 0.
+JSON keeps ``inf`` and ``nan`` as the strings "inf", "-inf" and "nan"; in memory they are floats. A value that a line
+does not carry, or that is a known placeholder, is ``None`` and never 0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def number(value: Any) -> float | int | None:
 class Row:
     """One step as printed (or, with ``source`` other than "console", as recorded at full precision).
 
-    ``tps`` is tokens per second *per rank*; ``memory_gib`` and ``memory_pct`` are the peak reserved memory since the last
-    row; ``mfu`` is in percent, as printed. ``rank`` is the prefix of the line (``None`` where it has none), ``time`` its
-    time stamp (ISO 8601, no zone), ``line`` its number, counted from 1 over everything read.
+    ``tps`` is tokens per second *per rank*; ``memory_gib`` and ``memory_pct`` are the peak reserved memory since the
+    last row; ``mfu`` is in percent, as printed. ``rank`` is the prefix of the line (``None`` where it has none),
+    ``time`` its time stamp (ISO 8601, no zone), ``line`` its number, counted from 1 over everything read.
     """
 
     kind: str
@@ -58,8 +58,12 @@ class Row:
     """Further columns of the line (``lr``, ``iter``, ``it/s``, ``total_steps`` ...), where there are any."""
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON: every column always there, ``source``, ``flags`` and ``extra`` only where they say something."""
-        out: dict[str, Any] = {"kind": self.kind, "segment": self.segment, "step": self.step}
+        """The row as JSON; ``source``, ``flags`` and ``extra`` are left out where they say nothing."""
+        out: dict[str, Any] = {
+            "kind": self.kind,
+            "segment": self.segment,
+            "step": self.step,
+        }
         for name in ROW_NUMBERS:
             out[name] = json_value(getattr(self, name))
         out.update(rank=self.rank, time=self.time, line=self.line)
@@ -90,7 +94,7 @@ class Row:
 
 @dataclass(slots=True)
 class Event:
-    """Something the log says besides a step; ``kind`` is one of ``harness.logs.KINDS`` and fixes the keys of ``data``."""
+    """What the log says besides steps; ``kind`` is one of ``harness.logs.KINDS``, which lists the keys of ``data``."""
 
     kind: str
     line: int
@@ -131,7 +135,12 @@ class Rejected:
     """What was read, without colour codes, at most 200 characters."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "rejected", "line": self.line, "reason": self.reason, "text": self.text}
+        return {
+            "kind": "rejected",
+            "line": self.line,
+            "reason": self.reason,
+            "text": self.text,
+        }
 
 
 Record = Row | Event | Rejected

@@ -1,49 +1,56 @@
 """Undoing what terminals, launchers and shippers do to a line: colour codes, NULs, and the prefix with rank and time.
 
-Everything here works on one line that ``lines`` has bounded in length, and is linear in it.
+Everything here works on text that ``lines`` has bounded in length, and is linear in it.
 """
 
 from __future__ import annotations
 
 import re
 
-_ESC = rb"(?:\x1b|\^\[|\\u001b|\\x1b|\\033|\xe2\x90\x9b)"
-_COLOUR_BODY = rb"\[\d{1,3}(?:;\d{1,3})*m"
-_SEQUENCE = (
-    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours of every depth, cursor moves, erasures
-    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles and links
-    rb"|\x1b[@-Z\\-_]?"  # any other escape, or one whose end was lost
-    rb"|" + _ESC + rb"\[[\d;]*m"  # colours written out as text: ^[[31m, \u001b[31m
-    rb"|" + _COLOUR_BODY  # colours that lost their ESC byte: [36m
-)
-ANSI = re.compile(_SEQUENCE)
-SPLIT_NUMBER = re.compile(rb"[\d.](?:" + _ESC + rb"?\[[\d;]*m)+\d")
-"""A colour change inside a number. A word-diff of two logs puts the two values side by side like this; no log does."""
+_SPELT_ESC = rb"\^\[|\\u001b|\\x1[bB]|\\033|\\e|\xe2\x90\x9b"
+"""The ESC byte written out by cat -v, JSON, repr, shells, and as its Unicode picture."""
 
-_MAY_HOLD_ANSI = re.compile(rb"[\x1b\0]|\[\d{1,3}(?:;\d{1,3})*m|\^\[\[|\\u001b|\\x1b|\\033|\xe2\x90\x9b")
+ANSI = re.compile(
+    rb"\x1b\[[0-?]*+[ -/]*+[@-~]"  # CSI: colours of every depth, cursor moves, erasures
+    rb"|\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?"  # OSC: titles and links
+    rb"|\x1b[@-Z\\-_]?"  # any other escape, or one whose end was lost
+    rb"|(?:" + _SPELT_ESC + rb")\[[\d;]*+m"  # colours written out as text: ^[[31m, \u001b[31m
+    rb"|\[\d{1,3}(?:;\d{1,3})*+m"  # colours that lost their ESC byte: [36m
+)
+_BARE_COLOUR = re.compile(rb"\[[\d;]*+m")
+"""What every spelling of a colour has in it. (``[m`` is in much else as well: this only tells where to look closer.)"""
+
+SPLIT_NUMBER = re.compile(rb"[\d.](?:(?:\x1b|" + _SPELT_ESC + rb")?\[[\d;]*+m)++\d")
+"""A colour change inside a number. A word-diff of two logs, which puts both values side by side, looks like this."""
 
 PREFIX_BYTES = 400
-"""How far back from a record its prefix is looked for; nested prefixes beyond that are cut off."""
+"""How far back from a record its prefix is looked for."""
 
-_RANK = re.compile(
-    r"\[rank(?P<torchrun>\d+)\]"
-    r"|\[default(?P<default>\d+)\]:"
-    r"|\[trainer(?P<global>\d+)\\?\|\d+\]"
-    r"|\[rank-(?P<primus>\d+)/\d+\]"
-    r"|^\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>"
-    r"|^\s*(?P<srun>\d{1,5}): "
-    r"|(?:^|lines\] |\s)\[(?P<monarch>\d{1,5})\] \[titan\]"
+STANDARD_PREFIX = re.compile(
+    rb"(?:\[rank(\d{1,6})\]:)?+(?:\[titan\] )?+(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - [^\s]{1,80} - [A-Z]{4,8} - "
 )
-_TIME = re.compile(
-    r"(?P<y>\d{4})-?(?P<mo>\d\d)-?(?P<d>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<frac>\d{1,9}))?(?!\d)"
+"""torchtitan's own prefix (since 2024-01; ``[titan]`` since 2025-02) behind torchrun's: rank and time."""
+
+_TORCHRUN_RANK = re.compile(rb"\[rank(\d{1,6})\]")
+_OTHER_RANK = re.compile(
+    rb"\[rank-(\d{1,6})/\d+\]"  # Primus
+    rb"|\[default(\d{1,6})\]:"  # torchrun --tee without --role
+    rb"|\[trainer(\d{1,6})\\?\|\d+\]"  # torchrun with a role: global rank | local rank
+    rb"|^\[\d+,(\d{1,6})\]<std"  # mpirun --tag-output
+    rb"|^\s*(\d{1,6}): "  # srun --label
+    rb"|(?:^|lines\] |\s)\[(\d{1,6})\] \[titan\]"  # Monarch
 )
+_TIME = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)")
+_LONE_TIME = re.compile(rb"\s*(?:" + _TIME.pattern + rb")(?:Z|[+-]\d\d:?\d\d)?\s*$")
 
 
 def clean(raw: bytes) -> bytes:
     """``raw`` without colour codes, other escape sequences and NUL bytes."""
-    if _MAY_HOLD_ANSI.search(raw) is None:
-        return raw
-    return ANSI.sub(b"", raw.replace(b"\0", b""))
+    if b"\0" in raw:
+        raw = raw.replace(b"\0", b"")
+    if b"\x1b" in raw or _BARE_COLOUR.search(raw) is not None:
+        return ANSI.sub(b"", raw)
+    return raw
 
 
 def decode(text: bytes) -> str:
@@ -51,22 +58,30 @@ def decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def prefix_facts(prefix: bytes) -> tuple[int | None, str | None]:
-    """Rank and time that stand before a record, each ``None`` where the prefix does not say.
+def iso(stamp: bytes) -> str:
+    """torchtitan's ``2026-10-20 10:11:12,345`` as ISO 8601."""
+    return stamp.replace(b" ", b"T").replace(b",", b".").decode("ascii")
 
-    The rank nearest to the start is the launcher's; of several time stamps the last is the program's own, since shippers
-    put theirs in front.
+
+def prefix_facts(prefix: bytes) -> tuple[int | None, str | None]:
+    """Rank and time (ISO 8601, no zone) that stand before a record, each ``None`` where the prefix does not say.
+
+    ``[rankN]`` goes before every other label, and the first before later ones, since it is the launcher's. Of several
+    time stamps the last counts: shippers put theirs in front of the program's own.
     """
-    text = decode(prefix[-PREFIX_BYTES:])
-    found = _RANK.search(text)
-    rank = int(found.group(found.lastgroup or 0)) if found else None
-    if found and found.lastgroup == "srun":  # a more exact name may follow: "0: [rank12]:"
-        better = re.search(r"\[rank(\d+)\]", text)
-        rank = int(better.group(1)) if better else rank
-    stamp = None
-    for stamp in _TIME.finditer(text):
-        pass
-    if stamp is None:
-        return rank, None
-    fraction = f".{stamp['frac']}" if stamp["frac"] else ""
-    return rank, f"{stamp['y']}-{stamp['mo']}-{stamp['d']}T{stamp['clock']}{fraction}"
+    prefix = prefix[-PREFIX_BYTES:]
+    found = _TORCHRUN_RANK.search(prefix) or _OTHER_RANK.search(prefix)
+    rank = int(found.group(found.lastindex or 1)) if found else None
+    stamps = _TIME.findall(prefix)
+    return rank, _join(stamps[-1]) if stamps else None
+
+
+def lone_time(line: bytes) -> str | None:
+    """The time of a line that holds nothing else: some shippers put a record's time on the line before it."""
+    match = _LONE_TIME.match(line) if len(line) < 64 else None
+    return _join(match.groups()) if match else None
+
+
+def _join(stamp: tuple[bytes, ...]) -> str:
+    year, month, day, clock, fraction = (part.decode() if part else "" for part in stamp)
+    return f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else "")

@@ -1,0 +1,107 @@
+"""The short way for the usual line: torchtitan's own, unharmed, which one expression reads straight from the block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.logs.columns import CANONICAL_LINE
+from harness.logs.merge import Key, Merger
+from harness.logs.records import Row
+from harness.logs.rows import row_from_tokens
+from harness.logs.steplines import ORDER
+from harness.logs.text import STANDARD_PREFIX, clean, iso
+
+_COLUMNS = {"train": 8, "validate": 6}
+"""Which group of ``CANONICAL_LINE`` a line must at least reach to be whole: MFU (or N/A), or tokens per second."""
+_REACH = {"train": ORDER["mfu"], "validate": ORDER["tps"]}
+_MOST = 4096
+"""How many different prefixes are remembered."""
+
+
+class Sent:
+    """The row last sent, as text.
+
+    A line of another rank with the same text up to the gradient norm, that is as long and ends in the same way, holds
+    nothing that the merger would look at. It need not be read, only noted.
+    """
+
+    __slots__ = ("end", "end_size", "head", "key", "longest", "offset", "rank", "stamp_size")
+
+    def __init__(self, line: bytes, head_size: int, offset: int, stamp_size: int, row: Row):
+        """``line`` begins behind the prefix, its step at ``offset``; its time stamp began ``stamp_size`` before it."""
+        self.head, self.offset, self.stamp_size = line[:head_size], offset, stamp_size
+        self.key: Key = (row.kind, row.step)
+        self.rank = row.rank
+        self.end = line[max(line.rfind(b"%"), line.rfind(b"N/A")) :]
+        self.end_size = len(self.end)
+        self.longest = len(line) + 32  # room for longer numbers, not for a second record
+
+
+class Quick:
+    """Reads usual lines one by one, and remembers what helps to read the next one faster."""
+
+    def __init__(
+        self,
+        merger: Merger,
+        reach: dict[str, int],
+        number: Callable[[bytes, int], int],
+        send: Callable[[Row], bool],
+        *,
+        remembers: bool,
+    ):
+        """``number`` gives the number of the line at a place in a block; ``send`` tells whether a row went out at once.
+
+        ``reach`` is that of ``StepLines``. Without ``remembers`` every line is read in full.
+        """
+        self._echo, self._reach = merger.echo, reach
+        self._number, self._send, self._remembers = number, send, remembers
+        self._kinds: dict[bytes, str | None] = {}
+        self._ranks: dict[bytes, int | None] = {}
+        self._sent: Sent | None = None
+
+    def forget(self) -> None:
+        """A row went out that was not read here."""
+        self._sent = None
+
+    def read(self, block: bytes, start: int, at: int) -> int:
+        """Read the line at ``start``, whose ``step:`` is at ``at``; where it ends, or 0 if it is not a usual one."""
+        sent = self._sent
+        if sent is not None and block.startswith(sent.head, at - sent.offset):
+            begin = at - sent.offset
+            stamp_at = begin - sent.stamp_size
+            rank = self._ranks.get(block[start:stamp_at], sent.rank)
+            end = block.find(b"\n", at, begin + sent.longest)
+            alike = rank != sent.rank and end > 0 and block.startswith(sent.end, end - sent.end_size)
+            if alike and self._echo(rank, sent.key, block[stamp_at : stamp_at + 23]):
+                return end + 1
+        prefix = STANDARD_PREFIX.match(block, start, at)
+        body = CANONICAL_LINE.match(block, at) if prefix is not None else None
+        if prefix is None or body is None:
+            return 0
+        begin = prefix.end()
+        between = block[begin:at]
+        kind = self._kinds.get(between) or self._kind(between)
+        if kind is None or body.lastindex < _COLUMNS[kind]:  # type: ignore[operator]
+            return 0
+        label, stamp = prefix.groups()
+        rank = None if label is None else int(label)
+        row = row_from_tokens(kind, body.groups(), rank, iso(stamp), self._number(block, start))
+        sent_at_once = self._send(row)
+        if self._reach.get(kind, -1) < _REACH[kind]:
+            self._reach[kind] = _REACH[kind]
+        if self._remembers:
+            stamp_at = prefix.start(2)
+            lead = block[start:stamp_at]
+            if lead not in self._ranks and len(self._ranks) < _MOST:
+                self._ranks[lead] = rank
+            if sent_at_once and kind == "train" and len(self._ranks) > 1:
+                head_size = body.end(2 if row.grad_norm is None else 3) - begin
+                self._sent = Sent(block[begin : body.end() - 1], head_size, at - begin, begin - stamp_at, row)
+        return body.end()
+
+    def _kind(self, between: bytes) -> str | None:
+        """The kind of row that what stands between prefix and ``step:`` makes of it, ``None`` if that is unusual."""
+        kind = {b"": "train", b"validate": "validate"}.get(clean(between).strip())
+        if len(self._kinds) < _MOST:
+            self._kinds[between] = kind
+        return kind
