@@ -1,75 +1,83 @@
-"""``python -m harness.logs rows|events|summary FILE...``: a log as JSON on stdout, diagnostics on stderr."""
+"""Read torchtitan logs of any age: rows and events as JSON Lines, or a summary as JSON, on standard output.
+
+Lines that look like step lines but were not understood are reported on standard error.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
-from harness.logs import Event, Rejected, Row, read_files
+from harness.logs import Event, Record, Rejected, Row, read_files
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code: 0, or 1 with ``--strict`` and a rejected line, or 2 for wrong usage or an unreadable file."""
-    parser = argparse.ArgumentParser(prog="python -m harness.logs", description=__doc__)
-    parser.add_argument("what", choices=("rows", "events", "summary"))
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="plain, .gz or .zst; - is stdin; several are read in order",
-    )
-    parser.add_argument(
-        "--metrics-rank",
-        type=int,
-        help="the rank whose rows count (default: the first that shows a loss)",
-    )
-    parser.add_argument(
-        "--every-rank",
-        action="store_true",
-        help="the rows of every rank instead of one row per step",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit 1 if a line that looks like a step line was not understood",
-    )
-    args = parser.parse_args(argv)
-    rejected = 0
-    rows: list[Row] = []
-    events: list[Event] = []
+    """Exit code: 0; 1 with ``--strict`` and a rejected line; 2 for wrong usage or a file that cannot be read."""
+    args = _parser().parse_args(argv)
+    records = read_files(args.files, args.metrics_rank, every_rank=args.every_rank, better=not args.text_only)
+    rejected: list[Rejected] = []
+    if "-" in args.files:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
-        for record in read_files(args.files, args.metrics_rank, every_rank=args.every_rank):
-            if isinstance(record, Rejected):
-                rejected += 1
-                print(
-                    f"line {record.line}: not understood: {record.reason}: {record.text}",
-                    file=sys.stderr,
-                )
-            elif args.what == "summary":
-                (rows if isinstance(record, Row) else events).append(record)  # type: ignore[arg-type]
-            elif isinstance(record, Row) == (args.what == "rows"):
-                print(json.dumps(record.to_json(), ensure_ascii=False))
+        known = _report(records, rejected)
+        if args.what == "summary":
+            print(json.dumps(_summary(list(known), len(rejected)), indent=1, ensure_ascii=False))
+        else:
+            wanted = Row if args.what == "rows" else Event
+            for record in known:
+                if isinstance(record, wanted):
+                    print(json.dumps(record.to_json(), ensure_ascii=False))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"cannot read: {error}", file=sys.stderr)
+        print(f"harness.logs: cannot read {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
         return 2
-    if args.what == "summary":
-        print(json.dumps(_summary(rows, events), indent=1, ensure_ascii=False))
     return 1 if args.strict and rejected else 0
 
 
-def _summary(rows: list[Row], events: list[Event]) -> dict:
-    train = [row for row in rows if row.kind == "train"]
-    counts: dict[str, int] = {}
-    for event in events:
-        counts[event.kind] = counts.get(event.kind, 0) + 1
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.logs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("rows", "events", "summary"))
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="plain, gzip or zstd; - is stdin; several make one log"
+    )
+    parser.add_argument("--metrics-rank", type=int, help="whose rows count (default: the first rank that shows a loss)")
+    parser.add_argument("--every-rank", action="store_true", help="rows of every rank instead of one per step")
+    parser.add_argument(
+        "--text-only", action="store_true", help="do not look for TensorBoard or JSONL metrics beside it"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a step-like line was not understood")
+    return parser
+
+
+def _report(records: Iterator[Record], rejected: list[Rejected]) -> Iterator[Row | Event]:
+    """Pass on what was understood; put the rest on stderr and into ``rejected``."""
+    for record in records:
+        if isinstance(record, Rejected):
+            rejected.append(record)
+            print(f"line {record.line}: not understood, {record.reason}: {record.text}", file=sys.stderr)
+        else:
+            yield record
+
+
+def _summary(records: list[Row | Event], rejected: int) -> dict[str, Any]:
+    from harness.summary import summarize
+
+    rows = [record for record in records if isinstance(record, Row)]
+    events = [record for record in records if isinstance(record, Event)]
     return {
-        "rows": len(train),
-        "validation_rows": len(rows) - len(train),
-        "segments": len({row.segment for row in rows}),
-        "first": train[0].to_json() if train else None,
-        "last": train[-1].to_json() if train else None,
-        "events": counts,
+        **summarize(rows, events),
+        "rows": dict(Counter(row.kind for row in rows)),
+        "events": dict(Counter(event.kind for event in events)),
+        "rejected": rejected,
     }
 
 
