@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.logs import Event
+from harness.out_of_memory import OutOfMemory, out_of_memory
+from harness.privacy import redact_text
 from harness.progress import printable
-from harness.rundir import tail
+from harness.streams import tail
 from harness.watch import End
 
 RANK_LOGS = "ranks"
@@ -25,13 +27,18 @@ class Failure:
 
     reason: str
     detail: str = ""
+    memory: OutOfMemory | None = None
+    """Set where memory ran out."""
 
 
-def explain(end: End, events: Sequence[Event], rank_logs: Path) -> Failure:
+def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: int = 0) -> Failure:
     """The first failing rank and its error, from the best source there is.
 
     A rank that dies by a signal writes no error file, while the others fail for want of it and do: so a signal comes
     first, then the earliest error file, then a rank that only exited, then what the log says.
+
+    Args:
+        oom_kills: how many processes the kernel killed for want of memory on this host during the run.
     """
     error = first_error_file(rank_logs)
     if end.cause:
@@ -39,18 +46,28 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path) -> Failure:
     exits = [event.data for event in events if event.kind == "child_failed" and event.data.get("exitcode") is not None]
     killed = next((data for data in exits if int(data["exitcode"]) < 0), None)
     if killed is not None:
-        return Failure(f"rank {killed.get('local_rank')}: {exit_text(int(killed['exitcode']))}")
+        rank, text = killed.get("local_rank"), exit_text(int(killed["exitcode"]))
+        return _with_memory(f"rank {rank}", text, rank_logs, oom_kills)
     if error is not None:
         return error
     if exits:
         rank = exits[0].get("local_rank")
         said = last_words(rank_logs, rank)
-        return Failure(shorten(f"rank {rank}: {exit_text(int(exits[0]['exitcode']))}{': ' if said else ''}{said}"))
+        text = f"{exit_text(int(exits[0]['exitcode']))}{': ' if said else ''}{said}"
+        return _with_memory(f"rank {rank}", text, rank_logs, oom_kills)
     for event in events:
         if event.kind == "exception":
-            rank = f"rank {event.rank}: " if event.rank is not None else ""
-            return Failure(shorten(f"{rank}{event.data.get('type')}: {event.data.get('message')}"))
-    return Failure(f"torchrun: {exit_text(end.exit_code)}")
+            rank = f"rank {event.rank}" if event.rank is not None else "a rank"
+            return _with_memory(rank, f"{event.data.get('type')}: {event.data.get('message')}", rank_logs, oom_kills)
+    return _with_memory("torchrun", exit_text(end.exit_code), rank_logs, oom_kills)
+
+
+def _with_memory(who: str, text: str, rank_logs: Path, oom_kills: int) -> Failure:
+    """A failure in one line; whether it was want of memory is asked of that line, the rank's last words, the kernel."""
+    memory = out_of_memory(text) or out_of_memory("\n".join(rank_log(rank_logs, who.removeprefix("rank "))))
+    if memory is None and "SIGKILL" in text and oom_kills:
+        memory = OutOfMemory("host", f"the kernel killed {oom_kills} for want of memory meanwhile")
+    return Failure(shorten(f"{who}: {memory.said(text) if memory else text}"), memory=memory)
 
 
 def first_error_file(rank_logs: Path) -> Failure | None:
@@ -60,17 +77,29 @@ def first_error_file(rank_logs: Path) -> Failure | None:
         return None
     content, file = min(errors, key=lambda pair: float(_extra(pair[0]).get("timestamp", "inf")))
     message = content["message"] if isinstance(content["message"], str) else content["message"].get("message", "")
-    detail = str(_extra(content).get("py_callstack", ""))
-    return Failure(shorten(f"rank {file.parent.name}: {message}"), detail)
+    memory, detail = out_of_memory(str(message)), redact_text(str(_extra(content).get("py_callstack", "")))
+    reason = f"rank {file.parent.name}: {memory.said(str(message)) if memory else message}"
+    return Failure(shorten(reason), detail, memory)
 
 
 def last_words(rank_logs: Path, rank: object) -> str:
     """What a rank that exited without an exception printed last; of a framed message its first line."""
-    text = "\n".join(tail(file, 40, 64_000) for file in sorted(rank_logs.glob(f"**/{rank}/std*.log"), reverse=True))
-    lines = [line.strip(FRAME) for line in text.splitlines()]
-    opened = next((place for place, line in enumerate(text.splitlines()) if line.startswith("╭")), None)
+    text = rank_log(rank_logs, rank)
+    lines = [line.strip(FRAME) for line in text]
+    opened = next((place for place, line in enumerate(text) if line.startswith("╭")), None)
     lines = lines[opened + 1 :] if opened is not None else lines[::-1]
     return next((line for line in lines if line), "")
+
+
+def rank_log(rank_logs: Path, rank: object) -> list[str]:
+    """The last lines of what a rank printed, without its prefix: rank 0 prints to the log itself, others beside it."""
+    if not str(rank).isdigit():
+        return []
+    files = sorted(rank_logs.glob(f"*/**/{rank}/std*.log"), reverse=True)
+    files.append(rank_logs.parent / "train.log" if str(rank) == "0" else rank_logs / f"{rank}.log")
+    lines = [line for file in files for line in tail(file, 60, 64_000).splitlines()]
+    own = [line for line in lines if line.startswith("[rank0]:")] if str(rank) == "0" else []
+    return [line.removeprefix("[rank0]:") for line in own] or lines
 
 
 def exit_text(code: int | None) -> str:
@@ -87,7 +116,7 @@ def exit_text(code: int | None) -> str:
 
 def shorten(text: str) -> str:
     """One printable line of at most ``MAX_REASON`` characters."""
-    line = " ".join(printable(text).split())
+    line = " ".join(printable(redact_text(text)).split())
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"
 
 

@@ -21,6 +21,7 @@ from harness.kernel_gate import GateResult, run_gate
 from harness.launch import TrainingProcesses
 from harness.manifest import make_manifest
 from harness.mlflow_client import default_uri
+from harness.out_of_memory import kernel_oom_kills
 from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import dry_run, refuse_impossible, short_of_disk
 from harness.privacy import redact, remember
@@ -102,7 +103,7 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
     )
     run.write_text(SPEC_FILE, spec.to_json())
     show_start(console, plan, run)
-    follower, started = _start_follower(plan, run), time.monotonic()
+    follower, started, oom_kills = _start_follower(plan, run), time.monotonic(), kernel_oom_kills()
     try:
         recorder, cache = Recorder(run), None
         with Progress(console, num_steps=plan.config.train.steps, num_ranks=plan.ranks) as progress:
@@ -121,7 +122,8 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
         recorder.close()
         facts = run_facts(plan, time.monotonic() - started, cache)
         run.write_status(replace(status, phase="recording"))
-        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""))
+        oom_kills = kernel_oom_kills() - oom_kills
+        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), oom_kills)
         if follower is not None:
             _finish_tracking(follower, interrupts, console)
     finally:
@@ -186,6 +188,7 @@ def _record(
     gate: GateResult | None,
     facts: RunFacts,
     status: Status,
+    oom_kills: int,
 ) -> Outcome:
     """Summary, checks and the final status, in this order: a run is over only when its record is complete."""
     rows, events = recorder.rows, recorder.events
@@ -200,10 +203,12 @@ def _record(
     if end.interrupt is not None:
         state, reason, exit_code = rundir.KILLED, end.interrupt.name, EXIT_CODES[end.interrupt.name]
     elif end.exit_code != 0 or end.cause:
-        failure = explain(end, events, run.file(RANK_LOGS))
+        failure = explain(end, events, run.file(RANK_LOGS), oom_kills=oom_kills)
         state, reason, exit_code = rundir.FAILED, failure.reason, 1
         if failure.detail:
             run.write_text("error.txt", failure.detail + "\n")
+        if failure.memory is not None:
+            recorder.note("out_of_memory", where=failure.memory.where, message=failure.memory.evidence)
     elif failed := failed_names(verdicts):
         reason, exit_code = f"checks failed: {', '.join(failed)}", 1
     run.write_status(replace(status, state=state, reason=reason, ended=now(), exit_code=exit_code))

@@ -67,14 +67,14 @@ class Recorder:
         self._closed = True
         rows = [row for rank, scrubber in self._scrubbers.items() for row in self._write(scrubber.close(), rank)]
         rows += self._keep(self._reader.close())
-        for file in (self._log, self._rows, self._events, *self._rank_logs.values()):
+        for file in (self._log, self._rows, *self._rank_logs.values()):
             file.close()
         with contextlib.suppress(OSError):
             self._run.file(RESERVE).unlink(missing_ok=True)
         return rows
 
     def note(self, kind: str, **data: object) -> None:
-        """An event of the harness's own, e.g. a stall; from any thread."""
+        """An event of the harness's own, e.g. a stall; from any thread, and also when the log is closed."""
         self._keep([Event(kind=kind, line=0, time=rundir.now(), data=dict(data))])
 
     def write_text(self, name: str, text: str) -> None:
