@@ -90,6 +90,22 @@ def completed(end: End) -> Check:
     return judge("completed", end.exit_code == 0 and not end.cause, evidence)
 
 
+def completed_log(rows: Sequence[Row], events: Iterable[Event]) -> Check:
+    """The same for a log from elsewhere, which has no exit code; an excerpt may not tell."""
+    kinds = {event.kind: event.data for event in events}
+    for kind in ("exception", "child_failed", "oom", "nonfinite"):
+        if kind in kinds:
+            what = " ".join(str(kinds[kind][key]) for key in ("type", "message", "exitcode") if kinds[kind].get(key))
+            return Check("completed", FAIL, f"the log shows {kind.replace('_', ' ')} {what}".strip()[:300])
+    last = max((row.step for row in rows), default=0)
+    total = (kinds.get("training_start", {}) | kinds.get("trainer", {})).get("total_steps")
+    if "training_completed" in kinds or (total and last >= total):
+        return Check("completed", PASS, f"the log ends with step {last} of {total or 'an unknown number'}")
+    if total:
+        return Check("completed", FAIL, f"the log ends with step {last} of {total}: cut off, or killed")
+    return Check("completed", SKIPPED, f"the log ends with step {last} and tells neither its total nor an error")
+
+
 def steps_logged(plan: Plan, rows: Sequence[Row]) -> Check:
     """Every step that torchtitan logs is there once: step 1, then the multiples of log_freq."""
     steps, every = plan.config.train.steps, plan.config.train.log_freq
