@@ -23,16 +23,21 @@ FINISHED = "finished"
 HELP = """\
 usage: python -m harness +path=PATH [key=value ...]      one pilot
        python -m harness -m +path=A,B [key=a,b ...]      all combinations, one pilot each
+       python -m harness +path=PATH key=a,b replicates=N  a comparison: a and b in interleaved blocks, N times each
+       python -m harness +experiment=NAME                the same, prepared: {experiments}
 
 PATH is what is trained; each other choice has a default (marked *):
 {groups}
 Common keys: train.steps=10 train.seq_len= train.global_batch_size= train.seed= platform.num_ranks=
-  scale.num_layers= tracking.uri= experiment_name= replicate= dry_run=true   (all: harness/schema.py, or --cfg job)
+  scale.num_layers= tracking.uri= experiment_name= dry_run=true   (all: harness/schema.py, or --cfg job)
+Keys of a comparison: replicates=N sweep.order=interleaved|blocked sweep.start_seed=N sweep.vary_seed=true
+  sweep.mix=true (harness/sweep/jobs.py). An interrupted one is resumed by the same command.
 
 Examples:
   python -m harness +path=native_4b                                        train here, on CPU a rehearsal
   python -m harness +path=native_4b platform=trn2_48xlarge dry_run=true    show what would run on Trainium
   python -m harness -m +path=hf_4b,native_4b,moe_nki                       three pilots
+  python -m harness +experiment=rope_ab                                    is the RoPE kernel faster?
 Afterwards: `make ui` shows the runs in MLflow; `python -m harness.sync` sends what a tracking server missed.
 Exit codes: 0 done, 1 a run or a check failed, 2 wrong usage or configuration, 130/143 interrupted.
 """
@@ -57,6 +62,25 @@ def accept_plus(argument: str) -> str:
     return argument.lstrip("+") if equals and not optional else argument
 
 
+def accept_sweep(arguments: Sequence[str]) -> list[str]:
+    """``replicates=4`` and ``sweep.order=blocked`` as settings of the interleaved sweeper, which they choose.
+
+    Raises:
+        ConfigError: ``sweep.`` with a key that does not exist, or several experiments at once.
+    """
+    from harness.plan import ConfigError
+    from harness.sweep.jobs import settings_override
+
+    if any(argument.startswith("+experiment=") and "," in argument for argument in arguments):
+        raise ConfigError("one experiment at a time: each says itself what it sweeps over")
+    settings = [settings_override(argument) for argument in arguments]
+    accepted = [setting or argument for setting, argument in zip(settings, arguments, strict=True)]
+    if any(settings) and not any(argument.startswith("+experiment=") for argument in arguments):
+        accepted += ["hydra/sweeper=interleaved"] if not any("hydra/sweeper=" in text for text in accepted) else []
+        accepted += ["hydra.mode=MULTIRUN"]
+    return accepted
+
+
 def help_text() -> str:
     lines = []
     for group in GROUPS:
@@ -64,7 +88,8 @@ def help_text() -> str:
         default = {"platform": "auto", "kernel": "baseline", "init": "random", "data": "auto", "phases": "default",
                    "tracking": "local"}.get(group)  # fmt: skip
         lines.append(f"  {group:<9} {', '.join(option + '*' * (option == default) for option in options)}")
-    return HELP.format(groups="\n".join(lines))
+    experiments = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
+    return HELP.format(groups="\n".join(lines), experiments=experiments)
 
 
 class Application:
@@ -75,6 +100,8 @@ class Application:
         self.outcomes: list[Outcome] = []
         self.exit_code: int | None = None
         self.multirun = any(argument in ("-m", "--multirun") for argument in arguments)
+        self.tabulated = False
+        """Whether the sweeper itself shows what came out."""
         self.interrupts = Interrupts()
 
     def run(self) -> int:
@@ -95,24 +122,29 @@ class Application:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        from harness.schema import register
+        from harness import schema, sweeper
+        from harness.plan import ConfigError
         from harness.usage import explain
 
-        register()
+        schema.register()
+        sweeper.register()
         sweep_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         OmegaConf.register_new_resolver("sweep_id", lambda: sweep_id, replace=True)
-        sys.argv = [sys.argv[0], *self.arguments]
         wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them at length
         try:
+            sys.argv = [sys.argv[0], *accept_sweep(self.arguments)]
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(self.job)()
+        except ConfigError as error:
+            print(f"harness: {error}", file=sys.stderr)
+            self.exit_code = 2
         except (HydraException, OmegaConfBaseException) as error:
             if wants_traceback:
                 raise
             print(f"harness: {explain(error)}", file=sys.stderr)
             self.exit_code = 2
 
-    def job(self, config: Any) -> None:
+    def job(self, config: Any) -> Outcome:
         """One pilot of this call. Exceptions that belong to the user are printed here, in a line or two."""
         from omegaconf import OmegaConf
 
@@ -120,6 +152,7 @@ class Application:
         from harness.plan import ConfigError
 
         typed = OmegaConf.to_object(config)
+        self.tabulated = self.tabulated or bool(typed.sweep)
         try:
             argv = ["python", "-m", "harness", *self.arguments]
             outcome = run_pilot(typed, argv=argv, interrupts=self.interrupts)
@@ -130,9 +163,12 @@ class Application:
         self.outcomes.append(outcome)
         if self.interrupts.received:  # the sweep ends too
             raise KeyboardInterrupt
+        return outcome
 
     def _conclude(self) -> int:
         codes = [outcome.exit_code for outcome in self.outcomes]
+        if self.tabulated:
+            return self.interrupts.exit_code or self.exit_code or int(any(codes))
         if self.multirun and self.outcomes:
             from harness.terminal import make_console, show_resume, show_sweep
 

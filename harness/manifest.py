@@ -39,7 +39,9 @@ ENVIRONMENT = (
     "PILOT_", "PYTHON", "TOKENIZERS_", "XLA_", "NKI_", "AWS_", "HYDRA_",
 )  # fmt: skip
 # Keys that say where and as which repetition a run took place, not what it is.
-NOT_IDENTITY = ("runs", "experiment_name", "replicate", "block", "order", "tracking", "dry_run", "launch", "sampling")
+NOT_IDENTITY = (
+    "runs", "experiment_name", "replicate", "block", "order", "sweep", "tracking", "dry_run", "launch", "sampling",
+)  # fmt: skip
 
 
 def make_manifest(
@@ -54,6 +56,7 @@ def make_manifest(
             "argv": argv,
             "command": command,
             "config_hash": config_hash(plan),
+            "sweep": plan.config.sweep,
             "shape": asdict(plan.shape) | {"num_params": plan.shape.num_params()},
             "kernel_backend": kernel_backend(plan),
             "versions": versions(),

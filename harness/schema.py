@@ -162,6 +162,8 @@ class PilotConfig:
     """Block of an interleaved sweep."""
     order: int | None = None
     """Place in the order of a sweep."""
+    sweep: str | None = None
+    """Name of the interleaved sweep that a run belongs to; set by it."""
     rehearsal: bool = False
     """Written by the harness: whether this is a rehearsal. Setting it does nothing."""
     dry_run: bool = False

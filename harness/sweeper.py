@@ -5,11 +5,14 @@ Pilots run one after the other, in order, whatever the launcher: side by side th
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.launcher import Launcher
@@ -17,7 +20,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 
 from harness.plan import ConfigError
-from harness.rundir import RunDir
+from harness.preflight import refuse_impossible
+from harness.rundir import RunDir, claimed
 from harness.sweep import view
 from harness.sweep.jobs import Job, Settings, Sweep, plan_sweep
 from harness.sweep.resume import circumstances, expect, match_runs, refuse_to_mix, sweep_runs
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 GROUP, NAME = "hydra/sweeper", "interleaved"
 PLUGIN = "hydra_plugins.titan_pilot"
-"""Hydra takes plugins from this namespace only; the class is registered under it, so no such package is needed."""
+"""Name of this module for Hydra (``register``)."""
 
 
 @dataclass
@@ -55,7 +59,7 @@ class InterleavedSweeper(Sweeper):
     __module__ = PLUGIN
 
     def __init__(self, params: dict[str, str], **settings: Any) -> None:
-        self.params = params
+        self.params = dict(params)
         self.settings = Settings(**settings)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -74,6 +78,8 @@ class InterleavedSweeper(Sweeper):
             KeyboardInterrupt: it was interrupted; what is finished stays, and it was said how to resume.
         """
         sweep = plan_sweep(self._arms(arguments), self.settings, self._compose)
+        for arm in sweep.arms:
+            refuse_impossible(arm.plan)
         console = make_console()
         done, _ = match_runs(sweep.jobs, sweep_runs(sweep.directory, sweep.id))
         now = circumstances(sweep.arms[0].plan)
@@ -85,7 +91,10 @@ class InterleavedSweeper(Sweeper):
         if sweep.config.dry_run:
             view.show_dry_run(console, sweep, done)
         else:
-            with _alone(sweep):
+            sweep.directory.mkdir(parents=True, exist_ok=True)
+            with claimed(RunDir(sweep.directory), "sweep") as alone:
+                if not alone:  # it would start the same pilots
+                    raise ConfigError(f"another sweep is running in {sweep.directory}: wait for its end, or end it")
                 self._save(Path(self.config.hydra.sweep.dir))
                 self._run(console, sweep, todo, now)
 
@@ -130,22 +139,22 @@ class InterleavedSweeper(Sweeper):
         swept: list[str] = []
         for override in OverridesParser.create(config_loader=self.loader).parse_overrides(texts):
             key = override.get_key_element()
-            values[key] = [override.get_value_element_as_str()]
-            swept = [name for name in swept if name != key]
-            if override.is_sweep_override():
-                if not override.is_discrete_sweep():
-                    raise ConfigError(f"{override.input_line}: a list of values was expected, e.g. {key}=a,b")
+            swept = [name for name in swept if name != key]  # a later override replaces an earlier one
+            if not override.is_sweep_override():
+                values[key] = [override.get_value_element_as_str()]
+            elif override.is_discrete_sweep():
                 values[key] = list(override.sweep_string_iterator())
                 swept.append(key)
-        arms = []
-        for combination in itertools.product(*([(key, text) for text in texts] for key, texts in values.items())):
-            arms.append(
-                (
-                    " ".join(f"{key}={text}" for key, text in combination if key in swept),
-                    tuple(f"{key}={text}" for key, text in combination),
-                )
+            else:
+                raise ConfigError(f"{override.input_line}: a list of values was expected, e.g. {key}=a,b")
+        combinations = itertools.product(*([(key, text) for text in texts] for key, texts in values.items()))
+        return [
+            (
+                " ".join(f"{key}={text}" for key, text in combination if key in swept),
+                tuple(f"{key}={text}" for key, text in combination),
             )
-        return arms
+            for combination in combinations
+        ]
 
     def _compose(self, overrides: Sequence[str]) -> PilotConfig:
         from omegaconf import OmegaConf, open_dict
@@ -164,30 +173,21 @@ class InterleavedSweeper(Sweeper):
 
 
 def register() -> None:
-    """Make ``hydra/sweeper=interleaved`` known to Hydra."""
+    """Make ``hydra/sweeper=interleaved`` known to Hydra, which looks for plugins in one namespace only: this module
+    is put there under another name, so that no package of that name has to lie beside ours."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    namespace, _, name = PLUGIN.partition(".")
+    try:
+        package = importlib.import_module(namespace)
+    except ImportError:  # no plugin is installed
+        package = sys.modules[namespace] = ModuleType(namespace)
+        package.__path__ = []
+    sys.modules[PLUGIN] = sys.modules[__name__]
+    setattr(package, name, sys.modules[__name__])
     ConfigStore.instance().store(group=GROUP, name=NAME, node=InterleavedConf)
     Plugins.instance().register(InterleavedSweeper)
-
-
-def _alone(sweep: Sweep):
-    """Held while the sweep runs: a second one in the same directory would start the same pilots."""
-    from contextlib import contextmanager
-
-    from filelock import FileLock, Timeout
-
-    @contextmanager
-    def held():
-        sweep.directory.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(sweep.directory / ".sweep.lock", timeout=0):
-                yield
-        except Timeout:
-            raise ConfigError(f"another sweep is running in {sweep.directory}: wait for its end, or end it") from None
-
-    return held()
 
 
 def _refuse_changed_code(job: Job, now: dict[str, Any]) -> None:
@@ -224,19 +224,3 @@ def _show_result(console: Console, sweep: Sweep, outcomes: dict[int, Outcome]) -
     show_sweep(console, shown, [(job.slot.block, f"{job.arm.letter} {job.arm}") for job in sweep.jobs])
     view.show_arms(console, sweep, runs)
     return len(done)
-
-
-def settings_override(argument: str) -> str | None:
-    """``replicates=4`` and ``sweep.order=blocked`` as overrides of this sweeper; None for every other argument.
-
-    Raises:
-        ConfigError: ``sweep.`` with a key that does not exist.
-    """
-    key, equals, value = argument.lstrip("+").partition("=")
-    if not equals or not (key == "replicates" or key.startswith("sweep.")):
-        return None
-    name = key.removeprefix("sweep.")
-    names = [item.name for item in fields(Settings)]
-    if name not in names:
-        raise ConfigError(f"there is no key {key}: sweep has {', '.join(names)}")
-    return f"hydra.sweeper.{name}={value}"

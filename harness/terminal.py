@@ -174,20 +174,23 @@ def shell_lines(command: Sequence[str]) -> str:
     return " \\\n    ".join(" ".join(line) for line in lines)
 
 
-def show_sweep(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """What happened to each job of a multirun."""
+def show_sweep(console: Console, outcomes: Sequence[Outcome], places: Sequence[tuple[int, str]] = ()) -> None:
+    """What happened to each job of a multirun; ``places`` are block and arm of each where it has them."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title="sweep", title_justify="left")
-    for column in ("#", "pilot", "status", "steady tokens/s", "loss", "run"):
-        table.add_column(column, justify="right" if column in ("#", "steady tokens/s", "loss") else "left")
+    table.add_column("#", justify="right")
+    for column in ("block", "arm") if places else ("pilot",):
+        table.add_column(column, justify="right" if column == "block" else "left")
+    for column in ("status", "steady tokens/s", "loss", "run"):
+        table.add_column(column, justify="right" if column in ("steady tokens/s", "loss") else "left")
     for index, outcome in enumerate(outcomes):
         summary = outcome.run.summary() if outcome.run else {}
         reason = f" {outcome.reason}" if outcome.reason else ""
         table.add_row(
             str(index),
-            outcome.name,
+            *([str(part) for part in places[index]] if places else [outcome.name]),
             Text(outcome.state + printable(reason), style=COLOURS.get(outcome.state, "")),
             number((summary.get("steady") or {}).get("tokens_per_s")),
             number((summary.get("loss") or {}).get("last")),

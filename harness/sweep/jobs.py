@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -148,3 +148,19 @@ def _check(arms: Sequence[tuple[str, tuple[str, ...]]], settings: Settings) -> N
         raise ConfigError(f"{taken[0]}= is set by the sweep: leave it out (replicates=N says how often an arm runs)")
     if settings.vary_seed and any("train.seed=" in swept for swept, _ in arms):
         raise ConfigError("sweep.vary_seed=true gives every replicate its own seed: train.seed cannot be swept as well")
+
+
+def settings_override(argument: str) -> str | None:
+    """``replicates=4`` and ``sweep.order=blocked`` as overrides of the sweeper; None for every other argument.
+
+    Raises:
+        ConfigError: ``sweep.`` with a key that does not exist.
+    """
+    key, equals, value = argument.lstrip("+").partition("=")
+    if not equals or not (key == "replicates" or key.startswith("sweep.")):
+        return None
+    name = key.removeprefix("sweep.")
+    names = [item.name for item in fields(Settings)]
+    if name not in names:
+        raise ConfigError(f"there is no key {key}: sweep has {', '.join(names)}")
+    return f"hydra.sweeper.{name}={value}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.plan import known
 from harness.projection import number
 from harness.rundir import RunDir
-from harness.sweep.jobs import Arm, Job, Sweep
+from harness.sweep.jobs import Job, Sweep
 from harness.sweep.order import BLOCKED
 from harness.sweep.resume import Expected, succeeded
 from harness.terminal import relative
@@ -127,25 +127,21 @@ def show_arms(console: Console, sweep: Sweep, runs: Mapping[int, RunDir | None])
 def comparison(sweep: Sweep) -> str:
     """The command that compares the two arms."""
     words = ["python", "-m", "analysis", "compare"]
-    for name, arm in zip(("baseline", "candidate"), sweep.arms, strict=True):
-        words += [f"--{name}", *(_conditions(arm) if not sweep.identical else [f"experiment={sweep.directory.name}"])]
-    if not sweep.identical:
+    if sweep.identical:
+        words += ["--baseline", f"sweep={sweep.id}", "--candidate", f"sweep={sweep.id}"]
+    else:
+        for name, arm in zip(("baseline", "candidate"), sweep.arms, strict=True):
+            words += [f"--{name}", *(setting.lstrip("+") for setting in arm.settings.split(" "))]
         words += ["--where", f"sweep={sweep.id}"]
     if sweep.config.runs != "runs":
         words += ["--runs", sweep.config.runs]
     return shlex.join(words)
 
 
-def _conditions(arm: Arm) -> list[str]:
-    return [setting.lstrip("+") for setting in shlex.split(arm.settings)]
-
-
 def show_interrupted(console: Console, sweep: Sweep, finished: int) -> None:
     """How to go on."""
-    left = len(sweep.jobs) - finished
-    console.print(
-        f"interrupted: {finished} of {len(sweep.jobs)} finished; the same command runs the other {left}:", style="yellow"
-    )
+    left = f"{finished} of {len(sweep.jobs)} finished; the same command runs the other {len(sweep.jobs) - finished}:"
+    console.print(f"interrupted: {left}", style="yellow")
     console.print(f"  {typed_command()}", markup=False)
 
 
