@@ -67,7 +67,7 @@ class PhasesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowStep:
-    """One slow logged step of the steady part."""
+    """One slow logged step after the warm-up; without a steady state, relative to the median of what there is."""
 
     step: int
     """Last step of the logged interval; the slow step itself where every step is logged."""
@@ -201,6 +201,7 @@ def _settle(series: Series, config: PhasesConfig) -> Phases:
         return _too_short(series, 1, config)
     level, noise = reference(series)
     slow = slow_mask(series.seconds, series.num_steps, level, noise, config)
+    slow_at = np.flatnonzero(slow).tolist()
     paused = slow & np.array([bool(cause) for cause in series.cause])
     plain = np.flatnonzero(~paused)
     rest = series.take(plain)
@@ -213,11 +214,11 @@ def _settle(series: Series, config: PhasesConfig) -> Phases:
         measures = {"ramp_excess": warmup.ramp.excess, "ramp_scale": warmup.ramp.scale}
     share = (series.last_step[start - 1] - series.last_step[0] + series.num_steps[0]) / series.span if start else 0.0
     if (why := _unsettled(warmup, share, config)) and len(rest) >= 3 * config.min_steady:
-        found = _no_steady_state(series, warmup.head, (why,), config, measures)
+        found = _no_steady_state(series, warmup.head, slow_at, (why,), config, measures)
     elif len(rest) - warmup.end < config.min_steady:
         found = _too_short(series, start, config)
     elif (verdict := judge(rest, warmup, config)).reasons:
-        found = _no_steady_state(series, start, verdict.reasons, config, measures | verdict.measures)
+        found = _no_steady_state(series, start, slow_at, verdict.reasons, config, measures | verdict.measures)
     else:
         late = (int(i) for i in np.flatnonzero(paused) if i >= start)
         slow_steps = sorted({*(int(plain[i]) for i in verdict.slow), *late})
@@ -248,18 +249,37 @@ def _too_short(series: Series, start: int, config: PhasesConfig) -> Phases:
 
 
 def _no_steady_state(
-    series: Series, start: int, reasons: Sequence[str], config: PhasesConfig, measures: dict[str, float]
+    series: Series,
+    start: int,
+    slow: Sequence[int],
+    reasons: Sequence[str],
+    config: PhasesConfig,
+    measures: dict[str, float],
 ) -> Phases:
-    """No headline; mean, quartiles and CoV of the steps after the slow first ones describe what there is."""
+    """No headline; mean, quartiles, CoV and slow steps of what follows the slow first steps describe what there is."""
     seconds = series.seconds[start:]
     return Phases(
         rule=config.rule,
         phase=NO_STEADY_STATE,
         reason="; ".join(reasons),
+        slow_steps=_listed(series, [i for i in slow if i >= start], float(np.median(seconds))),
         quartile_low=float(np.quantile(seconds, 0.25)),
         quartile_high=float(np.quantile(seconds, 0.75)),
         **_mean_and_cov(seconds, series.num_steps[start:]),
         measures=measures,
+    )
+
+
+def _listed(series: Series, slow: Sequence[int], level: float) -> tuple[SlowStep, ...]:
+    """The slow steps at these indices, relative to ``level`` seconds per step."""
+    return tuple(
+        SlowStep(
+            step=int(series.last_step[i]),
+            cause=series.cause[i] or "recompile",
+            excess_s=float((series.seconds[i] - level) * series.num_steps[i]),
+            ratio=float(series.seconds[i] / level),
+        )
+        for i in slow
     )
 
 
@@ -285,15 +305,7 @@ def _steady(
         warmup_steps=int(first_of[start] - first_of[0]),
         first_steady_step=int(first_of[start]),
         steady_steps=int(series.last_step[-1] - first_of[start] + 1),
-        slow_steps=tuple(
-            SlowStep(
-                step=int(series.last_step[i]),
-                cause=series.cause[i] or "recompile",
-                excess_s=float(excess[i]),
-                ratio=float(series.seconds[i] / median),
-            )
-            for i in slow
-        ),
+        slow_steps=_listed(series, slow, median),
         compile_s=max(0.0, sum(compiling)),
         median=median,
         median_low=low,

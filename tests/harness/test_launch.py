@@ -30,7 +30,7 @@ def read_until(processes: TrainingProcesses, text: bytes) -> bytes:
     seen = b""
     deadline = time.monotonic() + 20
     while text not in seen and time.monotonic() < deadline:
-        seen += processes.read(0.2) or b""
+        seen += b"".join(data for _, data in processes.read(0.2))
     return seen
 
 
@@ -43,11 +43,11 @@ def test_command_shows_only_rank_0_and_keeps_every_rank_in_files() -> None:
     ]  # fmt: skip
 
 
-def test_reads_bytes_as_they_are_and_ends_with_none() -> None:
+def test_reads_bytes_as_they_are_and_knows_the_end() -> None:
     processes = running("import sys; sys.stdout.buffer.write(b'a\\x00\\xff\\r\\n'); sys.stderr.write('b')", "bytes-1")
     seen = b""
-    while (data := processes.read(0.2)) is not None:
-        seen += data
+    while not processes.ended:
+        seen += b"".join(data for _, data in processes.read(0.2))
     processes.close()
     assert sorted(seen) == sorted(b"a\x00\xff\r\nb")
     assert processes.exit_code == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.repair import repair
 from harness.rundir import (
     KILLED,
     RUNNING,
@@ -23,7 +24,6 @@ from harness.rundir import (
     is_alive,
     own_status,
     read_jsonl,
-    repair,
     to_float,
 )
 

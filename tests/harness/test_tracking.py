@@ -148,7 +148,7 @@ def test_sending_twice_changes_nothing(tmp_path: Path, server: str) -> None:
 
 
 CUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "before the rows": lambda patch: patch.setattr(Tracker, "_send_stream", broken),
+    "before the rows": lambda patch: patch.setattr(Tracker, "_send_rows", broken),
     "in the rows": lambda patch: patch.setattr(Tracker, "_log", after(1, Tracker._log)),
     "before the end": lambda patch: patch.setattr(Tracker, "_finish", broken),
     "before the acknowledgement": lambda patch: patch.setattr(Tracker, "_save", after(2, Tracker._save)),
@@ -240,7 +240,7 @@ def test_samples_get_the_step_under_way() -> None:
     clock = StepClock()
     for row in ROWS:
         clock.add(row)
-    assert [clock.at(to_ms(f"2026-11-30T04:21:{second}")) for second in ("10", "18.935", "19.700", "25")] == [
+    assert [clock.at({"time": f"2026-11-30T04:21:{second}"}) for second in ("10", "18.935", "19.700", "25")] == [
         0,
         1,
         2,
