@@ -55,7 +55,7 @@ def runs(options: argparse.Namespace) -> int:
     else:
         rows = [tuple(key.replace("_", " ") for key in run_data(chosen[0]))]
         rows += [tuple(_short(value) for value in run_data(run).values()) for run in chosen]
-        print("\n".join(text.aligned(rows)))
+        print("\n".join(text.aligned(rows, numbers=(8, 9, 10))))
     return 0
 
 

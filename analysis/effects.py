@@ -206,7 +206,9 @@ def _why_unresolved(interval: Interval, margin: float, floor: float) -> str:
     if floor and (low > 1 or high < 1):
         return f"the effect is not above what identical arms show here ({100 * floor:.2g} %, A/A)"
     wide = max(margin, floor)
-    return f"the interval holds 1 and reaches beyond {100 * wide:.2g} %: neither a difference nor equality is shown"
+    return (
+        f"the interval holds zero and reaches beyond {100 * wide:.2g} %, so neither a difference nor equality is shown"
+    )
 
 
 def _outlying(values: Sequence[PairValue], base: np.ndarray, cand: np.ndarray) -> tuple[str, ...]:

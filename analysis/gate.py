@@ -67,11 +67,11 @@ class Gate:
             return ""
         for difference in self.undeclared:
             if difference.mixed:
-                return f"an arm mixes runs: pick one value, e.g. --where {difference.key}=VALUE (or experiment=NAME)"
+                return f"An arm mixes runs: pick one value, e.g. --where {difference.key}=VALUE (or experiment=NAME)"
         key = self.undeclared[0].key
         if key in NEVER_ALLOWED:
-            return "a rehearsal is never compared with a full-scale run"
-        return f"if {key} is what you compare, say so: --allow {key}"
+            return "A rehearsal is never compared with a full-scale run."
+        return f"If {key} is what you compare, say so: --allow {key}"
 
 
 def leave_out(runs: Iterable[Run], arm: str, *, ignore_checks: Sequence[str] = ()) -> tuple[list[Run], list[LeftOut]]:

@@ -8,6 +8,7 @@ a truth has to find its way through the whole chain.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -97,8 +98,8 @@ class SyntheticRun:
         directory.path.mkdir(parents=True)
         rows = self.rows()
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        directory.write_text(rundir.CONFIG, yaml.dump(self.config, Dumper=dumper, sort_keys=False))
-        directory.write_json(rundir.MANIFEST, self.manifest)
+        directory.file(rundir.CONFIG).write_text(yaml.dump(self.config, Dumper=dumper, sort_keys=False))
+        _write_json(directory, rundir.MANIFEST, self.manifest)
         stream = rundir.JsonLines(directory.file(rundir.ROWS))
         stream.append(*(row.to_json() for row in rows))
         stream.close()
@@ -112,8 +113,8 @@ class SyntheticRun:
             price_per_hour=self.config["platform"]["price_per_hour"],
             rehearsal=self.config["rehearsal"],
         )
-        directory.write_json(rundir.SUMMARY, summarize(rows, (), facts))
-        directory.write_json(rundir.CHECKS, self.checks)
+        _write_json(directory, rundir.SUMMARY, summarize(rows, (), facts))
+        _write_json(directory, rundir.CHECKS, self.checks)
         ended = self.started + timedelta(seconds=wall_s)
         status = Status(
             state=self.state,
@@ -121,8 +122,13 @@ class SyntheticRun:
             started=self.started.isoformat(timespec="milliseconds"),
             ended=ended.isoformat(timespec="milliseconds"),
         )
-        directory.write_status(status)
+        _write_json(directory, rundir.STATUS, status)
         return directory
+
+
+def _write_json(directory: RunDir, name: str, value: Any) -> None:
+    """Without the care that a real run deserves: thousands of these are written, and none is missed."""
+    directory.file(name).write_text(json.dumps(rundir.to_jsonable(value), indent=1))
 
 
 def make_sweep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from analysis import wording
@@ -21,7 +21,7 @@ def to_text(comparison: Comparison) -> str:
     if comparison.effects:
         baseline, candidate = wording.arm_names(comparison)
         rows = [("", baseline, candidate, *HEADER[3:]), *effect_rows(comparison)]
-        lines += [*aligned(rows), ""]
+        lines += [*aligned(rows, numbers=range(1, 6)), ""]
     for label, curve in curves(comparison):
         lines.append(wording.curve_line(curve, label))
     lines += [text for text in (wording.design(comparison),) if text]
@@ -142,12 +142,12 @@ def _listed(items: Sequence[str], limit: int = MAX_LISTED) -> list[str]:
     return [*items[:limit], f"... and {len(items) - limit} more"]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows as lines with columns under each other; the columns whose indices are in ``numbers`` to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    last = len(widths) - 1
     return [
         "  ".join(
-            cell.ljust(widths[column]) if column in (0, last) else cell.rjust(widths[column])
+            cell.rjust(widths[column]) if column in numbers else cell.ljust(widths[column])
             for column, cell in enumerate(row)
         ).rstrip()
         for row in rows

@@ -32,13 +32,15 @@ def _name(own: Selector, other: Selector) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """The verdict in one or two sentences."""
+    """The verdict, and for a rehearsal what it does not say."""
+    return f"{verdict(comparison)} {REHEARSAL}" if comparison.rehearsal else verdict(comparison)
+
+
+def verdict(comparison: Comparison) -> str:
+    """Speed and training, a sentence each."""
     if not comparison.comparable:
         return _not_comparable(comparison)
-    sentences = [_speed(comparison), _training(comparison)]
-    if comparison.rehearsal:
-        sentences.append(REHEARSAL)
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(sentence for sentence in (_speed(comparison), _training(comparison)) if sentence)
 
 
 def _not_comparable(comparison: Comparison) -> str:
@@ -223,6 +225,8 @@ def percent(value: float) -> str:
 
 def share(value: float) -> str:
     """A relative difference that may be tiny: ``1.2 %`` or ``9.8e-06``."""
+    if math.isinf(value):
+        return "without bound"
     return percent(value) if not math.isfinite(value) or value >= 1e-4 or value == 0 else f"{value:.1e}"
 
 
@@ -263,15 +267,21 @@ def plural(count: int, noun: str) -> str:
 
 def curve_line(curve: CurveVerdict, label: str) -> str:
     """One line about a curve for tables: differences and where they begin."""
+    detail = curve_detail(curve)
+    same = ", the same in every logged value" if curve.bitwise else ""
+    return f"{label}: {curve.verdict}{same}; {detail}" if detail else f"{label}: {curve.verdict} ({curve.reason})"
+
+
+def curve_detail(curve: CurveVerdict) -> str:
+    """Differences of the curves and where they begin; empty where no step is shared."""
     if not curve.steps:
-        return f"{label}: {curve.verdict} ({curve.reason})"
+        return ""
     first = ", ".join(
         f"{tolerance:g} at {'no step' if step is None else f'step {step}'}"
         for tolerance, step in curve.first_divergence.items()
     )
-    same = ", the same in every logged value" if curve.bitwise else ""
     return (
-        f"{label}: {curve.verdict}{same}; largest difference {share(curve.max_difference)}"
+        f"largest difference {share(curve.max_difference)}"
         f"{f' (step {curve.max_step})' if curve.max_step is not None else ''}, mean {share(curve.mean_difference)}; "
         f"first differs by more than {first}"
     )
