@@ -135,7 +135,7 @@ def _read(options: argparse.Namespace, request: Request | None) -> list[Run]:
 
 def _record(comparison: Comparison, found: Sequence[Run], options: argparse.Namespace) -> None:
     from analysis.mlflow_parent import record
-    from harness.tracking import default_uri
+    from harness.mlflow_client import default_uri
 
     uri = options.record or options.mlflow or default_uri(options.runs)
     try:

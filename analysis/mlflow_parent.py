@@ -16,7 +16,7 @@ from analysis.comparison import Comparison
 from analysis.curves import CurveVerdict
 from analysis.mlflow_source import COMPARISON_TAG
 from analysis.runs import Run
-from harness.tracking import connect
+from harness.mlflow_client import artifact_location, connect
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -33,7 +33,7 @@ def record(comparison: Comparison, uri: str) -> str:
     from mlflow.entities import Metric, Param, RunTag
 
     client = connect(uri)
-    experiment_id = _experiment(client, comparison.pairs[0].baseline.experiment)
+    experiment_id = _experiment(client, uri, comparison.pairs[0].baseline.experiment)
     parent = _parent(client, experiment_id, comparison)
     known = client.get_run(parent).data
     time_ms = client.get_run(parent).info.start_time
@@ -123,10 +123,10 @@ def _curves(comparison: Comparison) -> list[tuple[str, CurveVerdict]]:
     return [(name, curve) for name, curve in named if curve is not None]
 
 
-def _experiment(client: MlflowClient, name: str) -> str:
+def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     """The members' experiment, so that they show below the parent; made where the members were never sent."""
     found = client.get_experiment_by_name(name)
-    return found.experiment_id if found else client.create_experiment(name)
+    return found.experiment_id if found else client.create_experiment(name, artifact_location(uri))
 
 
 def _parent(client: MlflowClient, experiment_id: str, comparison: Comparison) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.runs import Run, from_directory
 from harness import rundir
+from harness.mlflow_client import connect
 from harness.projection import SUMMARY_NAMES, TRAIN
 from harness.rundir import RunDir
-from harness.tracking import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun

@@ -128,7 +128,7 @@ def from_directory(directory: RunDir) -> Run:
         state=status.state if status else "",
         reason=status.reason if status else "no status.json",
         started=(status.started if status else "") or str(manifest.get("created", "")),
-        sweep=str(manifest.get("sweep") or ""),
+        sweep=str(config.get("sweep") or manifest.get("sweep") or ""),
         complete_config=bool(config),
         mlflow_run_id=_mlflow_run_id(directory.sent()),
         read_rows=directory.rows,
@@ -143,6 +143,8 @@ def circumstances(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> di
     for name, value in environment.items():
         if ENVIRONMENT.match(name) and not VOLATILE.search(name):
             facts[f"environment.{name}"] = value
+    if "kernel_backend" in manifest:
+        facts["kernel.executed_by"] = manifest["kernel_backend"]
     flops = summary.get("flops")
     if isinstance(flops, Mapping):
         facts |= {f"flops.{key}": flops[key] for key in MEASURING if key in flops}
