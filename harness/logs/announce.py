@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from harness.logs.events import TITAN, Shape
 from harness.logs.failures import FAILURES
@@ -13,15 +14,18 @@ from harness.logs.text import PREFIX_BYTES, STANDARD_PREFIX, decode, iso, prefix
 
 SHAPES: tuple[Shape, ...] = (*TITAN, *FAILURES)
 
+MOST = 2000
+"""Characters of a message that are looked at, so that no expression can take long."""
 _OTHER_PREFIX = re.compile(
-    r"\s*(?:\d{1,6}: )?(?:\[(?!GC\]|Override\]|pilot\]|NCC_)[^\]\n]{1,48}\](?:<std(?:out|err)>)?:?\s?)*+\s*"
+    r"\s*(?:\d{1,6}: )?(?:\[(?!GC\]|Override\]|pilot\]|NCC_|c10d\])[^\]\n]{1,48}\](?:<std(?:out|err)>)?:?\s?)*+\s*"
     r"(?:\[titan\] )?(?:\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)?Z? (?:- )?)?(?:(?:[\w.]+ - )?[A-Z]{4,8} - )?"
 )
 """What launchers, loggers and shippers put before a message, as far as it is known."""
 
 
 @cache
-def _needles() -> tuple[bytes, ...]:
+def event_needles() -> tuple[bytes, ...]:
+    """What to look for in a log, each once."""
     return tuple(dict.fromkeys(shape.needle.encode() for shape in SHAPES))
 
 
@@ -31,7 +35,7 @@ def _shapes(index: int) -> tuple[Shape, ...]:
 
     The search reports hits that do not overlap, so a needle inside another one, or running into its end, is not seen.
     """
-    needle = _needles()[index]
+    needle = event_needles()[index]
     return tuple(shape for shape in SHAPES if _may_hide(needle, shape.needle.encode()))
 
 
@@ -39,12 +43,19 @@ def _may_hide(found: bytes, other: bytes) -> bool:
     return other in found or any(found.endswith(other[:size]) for size in range(1, min(len(found), len(other))))
 
 
+def _read(shape: Shape, message: str) -> dict[str, Any] | None:
+    """``data`` of the event in ``message``; of an over-long one only what is near the needle is looked at."""
+    at = message.find(shape.needle)
+    if at < 0:
+        return None
+    return shape.read(message if len(message) <= MOST else message[max(0, at - MOST // 4) : at + MOST])
+
+
 class Announcer:
     """Turns lines into events. It remembers one thing: which rank torchrun's failure summary is talking about."""
 
     def __init__(self, first: int) -> None:
-        """``first`` is the number of the first of ``needles`` in a search that has others as well."""
-        self.needles = _needles()
+        """``first`` is the number of the first of ``event_needles`` in a search that has others before them."""
         self._first = first
         self._child: dict[str, int] | None = None
 
@@ -62,10 +73,11 @@ class Announcer:
             message = shown[prefix.end() :] if prefix is not None else shown
         shapes = _shapes(found[0] - self._first)
         if len(found) > 1:
-            shapes = tuple(dict.fromkeys(shape for number in found for shape in _shapes(number - self._first)))
+            several = {shape for number in found for shape in _shapes(number - self._first)}
+            shapes = tuple(shape for shape in SHAPES if shape in several)
         events: list[Event] = []
         for shape in shapes:
-            data = shape.read(message) if shape.needle in message else None
+            data = _read(shape, message)
             if data is None or (events and any(event.kind == shape.kind for event in events)):
                 continue
             if shape.kind == "child_rank":
@@ -83,7 +95,7 @@ class Announcer:
         rank: int | None,
         time: str | None,
     ) -> Event:
-        if kind == "child_failed" and self._child is not None and "local_rank" not in data:
+        if kind == "child_exit" and self._child is not None:
             data.update(self._child)
         if kind in ("exception", "oom") and rank is None and self._child is not None and text[:1].isspace():
             rank = self._child["child_rank"]  # a traceback quoted, indented, in the summary

@@ -14,6 +14,7 @@ from harness.logs.text import STANDARD_PREFIX, clean, iso
 _COLUMNS = {"train": 8, "validate": 6}
 """Which group of ``CANONICAL_LINE`` a line must at least reach to be whole: MFU (or N/A), or tokens per second."""
 _REACH = {"train": ORDER["mfu"], "validate": ORDER["tps"]}
+_M = ord("m")
 _MOST = 4096
 """How many different prefixes are remembered."""
 
@@ -83,6 +84,8 @@ class Quick:
         kind = self._kinds.get(between) or self._kind(between)
         if kind is None or body.lastindex < _COLUMNS[kind]:  # type: ignore[operator]
             return 0
+        if kind == "validate" and b"\x1b" in between and block[body.end() - 2] != _M:
+            return 0  # perhaps cut: its last number has nothing behind it, not even the end of the colour
         label, stamp = prefix.groups()
         rank = None if label is None else int(label)
         row = row_from_tokens(kind, body.groups(), rank, iso(stamp), self._number(block, start))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 from harness.logs import columns
-from harness.logs.announce import Announcer
+from harness.logs.announce import Announcer, event_needles
 from harness.logs.lines import LIMIT, Blocks, Hit, Needles
 from harness.logs.merge import Merger
 from harness.logs.quick import Quick
@@ -13,7 +14,7 @@ from harness.logs.records import Event, Record, Rejected, Row
 from harness.logs.rows import row_from_metrics, row_from_reading
 from harness.logs.steplines import Facts, StepLines
 from harness.logs.steps import Reading
-from harness.logs.text import SPLIT_NUMBER, clean, decode
+from harness.logs.text import SPLIT_NUMBER, clean, decode, is_unfinished
 
 JSON_NEEDLES = (b'"global_max_loss"', b"loss_metrics/global_avg_loss", b'"validation_metrics/loss"')
 SHOWN = 200
@@ -26,6 +27,12 @@ _JSON_FROM = len(columns.NEEDLES)
 _EVENT_FROM = len(_FIRST)
 
 
+@cache
+def _search() -> Needles:
+    """The search for everything that matters; building it takes milliseconds, and all readers can share one."""
+    return Needles(_FIRST, event_needles())
+
+
 class LogReader:
     """Reads one log, in pieces of any size; what comes out does not depend on how the bytes are cut.
 
@@ -35,7 +42,7 @@ class LogReader:
 
     def __init__(self, metrics_rank: int | None = None, *, every_rank: bool = False):
         self._announcer = Announcer(_EVENT_FROM)
-        self._needles = Needles(_FIRST, self._announcer.needles)
+        self._needles = _search()
         self._blocks = Blocks(self._needles)
         self._merger = Merger(metrics_rank)
         self._every_rank = every_rank
@@ -141,6 +148,7 @@ class LogReader:
             has_step = False
             if b"loss" in raw:
                 self._reject("a colour changes inside a number, as in a diff of two logs", text, self._line)
+        closed = closed and not (has_step and is_unfinished(raw))
         parts = text.rstrip(b"\r").split(b"\r") if has_step or self._steps.open is not None else ()
         before = self._before.rpartition(b"\n")[2]
         for number, part in enumerate(parts, 1):

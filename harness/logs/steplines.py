@@ -110,7 +110,7 @@ class StepLines:
         last = reading.last
         if last:
             stump = not closed or reading.decimals < DECIMALS.get(last, 0)
-            if last in ("tps", "loss"):  # a stump may look whole, but the lines before went on
+            if reading.own and last in ("tps", "loss"):  # a stump may look whole, but the lines before went on
                 stump = stump or ORDER[last] < self.reach.get(reading.kind, 0)
             if stump and last == "loss":
                 self._reject("the line ends inside the loss", b"step: %d" % reading.step, line)

@@ -58,6 +58,8 @@ class Reading:
     """Digits after the point of that column."""
     complete: bool = False
     """Whether nothing more can follow; if not, the next line may hold the rest."""
+    own: bool = True
+    """Whether this is torchtitan's form of line and not a fork's."""
 
 
 def number(token: bytes) -> float | int:
@@ -79,7 +81,7 @@ def read(text: bytes, start: int) -> Reading | None:
         if lead is not None:
             return _walk(text, start, lead, name)
     like = _STEP_LIKE.match(text, start)
-    if like is not None and not _CODE.match(like.group(1)):
+    if like is not None and not _CODE.match(like.group(1)) and any(chr(byte).isdigit() for byte in like.group(1)):
         raise Damaged("the step number is not a whole number")
     return None
 
@@ -87,9 +89,10 @@ def read(text: bytes, start: int) -> Reading | None:
 def kind_of(text: bytes, start: int) -> str:
     """ "train", "validate" or "final", by the word that stands before the lead at ``start``."""
     before = _BEFORE.search(text, max(0, start - 24), start)
-    word = (before.group(1) or before.group(2) + b"-") if before is not None else b""
-    kind = KIND_WORDS.get(word.lower())
-    if kind is None and not _LABEL_WORD.fullmatch(word):
+    word = (before.group(1) or before.group(2)) if before is not None else b""
+    glued = before is not None and before.group(1) is None
+    kind = None if glued else KIND_WORDS.get(word.lower())
+    if kind is None and (glued or not _LABEL_WORD.fullmatch(word)):
         raise Damaged(f"an unknown kind of step line: {word.decode('ascii', 'replace')!r} stands before it")
     if before is None and text[:start].rstrip().endswith(b"|") and text.lstrip().startswith(b"|"):
         raise Damaged("it stands in a table, not in a log")
@@ -136,8 +139,8 @@ def _walk(text: bytes, start: int, lead: re.Match[bytes], lead_name: str) -> Rea
                 reading.flags += ["cut"] if rest else []
                 position, latest = len(text), ""
                 break
-            if not values and (not rest or _CODE.match(rest[0])):
-                return None  # a format string, or prose
+            if not values and (not rest or (_CODE.match(rest[0]) and not rest[0].startswith((b"[-", b"{+")))):
+                return None  # a format string, or prose; but [-8.1-]{+8.2+} is a word-diff
             shown = rest[0][:16].decode("utf-8", "replace") if rest else ""
             raise Damaged(f"{name.decode()}: {shown!r} is not a value")
         if target in values:
@@ -149,17 +152,27 @@ def _walk(text: bytes, start: int, lead: re.Match[bytes], lead_name: str) -> Rea
         if values:
             raise Damaged("it has no loss")
         return None
-    rest = text[position : position + 40].strip()
+    reading.end, reading.decimals = position, decimals
+    if position == len(text) and text[-1:] in b"0123456789.":  # "inf", "nan" and what ends in a unit are no stumps
+        reading.last = latest
+    own = lead_name == "step: 10"
+    _check_end(reading, text[position:], latest, own)
+    reading.kind = kind_of(text, start) if own else "train"
+    return reading
+
+
+def _check_end(reading: Reading, rest: bytes, latest: str, own: bool) -> None:
+    """Whether the record is whole, by what stands behind its columns; ``own`` says that it is torchtitan's form."""
+    rest = rest[:40].strip()
     if re.match(rb"[-+.]?\d", rest):
         raise Damaged(f"a second value {rest[:16].decode('utf-8', 'replace')!r} follows the last column")
-    if latest == "loss" and decimals < DECIMALS["loss"] and lead_name == "step: 10":
+    if own and latest == "loss" and reading.decimals < DECIMALS["loss"]:
         raise Damaged("it ends in the loss, with fewer decimals than torchtitan prints")
-    reading.kind = kind_of(text, start) if lead_name == "step: 10" else "train"
-    reading.end, reading.decimals = position, decimals
-    if position == len(text) and latest in ("loss", "grad_norm", "tps", "tflops"):
-        reading.last = latest
-    reading.complete = "mfu" in values or lead_name != "step: 10" or bool(rest)
-    return reading
+    cut_label = any(label.startswith(rest) for label in COLUMNS) if rest else False
+    if cut_label:
+        reading.flags.append("cut")
+    reading.complete = not own or "mfu" in reading.values or (bool(rest) and not cut_label)
+    reading.own = own
 
 
 def _unknown(text: bytes, label: re.Match[bytes], reading: Reading) -> int:

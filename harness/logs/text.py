@@ -23,6 +23,8 @@ _BARE_COLOUR = re.compile(rb"\[[\d;]*+m")
 SPLIT_NUMBER = re.compile(rb"[\d.](?:(?:\x1b|" + _SPELT_ESC + rb")?\[[\d;]*+m)++\d")
 """A colour change inside a number. A word-diff of two logs, which puts both values side by side, looks like this."""
 
+_COLOURED_LOSS = re.compile(rb"\x1b\[[\d;]++m ?loss:")
+
 PREFIX_BYTES = 400
 """How far back from a record its prefix is looked for."""
 
@@ -51,6 +53,11 @@ def clean(raw: bytes) -> bytes:
     if b"\x1b" in raw or _BARE_COLOUR.search(raw) is not None:
         return ANSI.sub(b"", raw)
     return raw
+
+
+def is_unfinished(raw: bytes) -> bool:
+    """Whether a coloured step line does not end in what switches the colour off, as it does unless it was cut."""
+    return _COLOURED_LOSS.search(raw) is not None and not raw.rstrip().endswith(b"m")
 
 
 def decode(text: bytes) -> str:
