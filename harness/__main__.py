@@ -158,7 +158,6 @@ class Application:
             outcome = run_pilot(typed, argv=argv, interrupts=self.interrupts)
         except ConfigError as error:
             print(f"harness: {error}", file=sys.stderr)
-            self.exit_code = 2
             outcome = Outcome(None, "refused", str(error), 2, f"{typed.path.name}-{typed.kernel.name}")
         self.outcomes.append(outcome)
         if self.interrupts.received:  # the sweep ends too

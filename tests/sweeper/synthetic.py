@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from harness.manifest import config_hash
+from harness.plan import Plan
 from harness.rundir import FINISHED, RunDir, Status
 from harness.schema import PilotConfig
 from harness.streams import to_jsonable
@@ -49,27 +50,22 @@ def two_arms(runs: Path, values: Sequence[str] = ("baseline", "nki_rope"), *more
     return plan_sweep(arms, Settings(**({"replicates": 2} | settings)), compose_in(runs))
 
 
-def leave_run(
-    job: Job,
-    of: Sweep,
-    /,
-    *,
-    state: str = FINISHED,
-    exit_code: int = 0,
-    order: int | None = None,
-    seconds: float = 60.0,
-    minute: int = 0,
-    **manifest: Any,
-) -> RunDir:
+def leave_run(job: Job, of: Sweep, /, *, order: int | None = None, **facts: Any) -> RunDir:
     """The run directory of a job, as far as a sweep reads it."""
-    run = RunDir.create(of.directory.parent, of.directory.name, job.plan.name)
+    assert job.plan.config.sweep == of.id
     config = job.plan.config if order is None else replace(job.plan.config, order=order)
-    run.write_text("config.yaml", yaml.safe_dump(to_jsonable(config)))
-    facts = {"config_hash": config_hash(job.plan), "sweep": of.id, **circumstances(job.plan)}
+    return leave(replace(job.plan, config=config), **facts)
+
+
+def leave(
+    plan: Plan, *, state: str = FINISHED, reason: str = "", exit_code: int = 0, seconds: float = 60.0, **manifest: Any
+) -> RunDir:
+    """The run directory of a pilot that took so many seconds; ``manifest`` replaces what its manifest says."""
+    run = RunDir.create(Path(plan.config.runs), plan.config.experiment_name, plan.name)
+    run.write_text("config.yaml", yaml.safe_dump(to_jsonable(plan.config)))
+    facts = {"config_hash": config_hash(plan), "sweep": plan.config.sweep, **circumstances(plan)}
     run.write_json("manifest.json", facts | manifest)
-    started = datetime.fromisoformat("2026-10-20T10:00:00+00:00") + timedelta(minutes=minute)
-    ended = started + timedelta(seconds=seconds)
-    run.write_status(
-        Status(state=state, exit_code=exit_code, started=started.isoformat(), ended=ended.isoformat(), reason="")
-    )
+    started = datetime.fromisoformat("2026-10-20T10:00:00+00:00")
+    times = {"started": started.isoformat(), "ended": (started + timedelta(seconds=seconds)).isoformat()}
+    run.write_status(Status(state=state, reason=reason, exit_code=exit_code, **times))
     return run
