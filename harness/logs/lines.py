@@ -8,6 +8,7 @@ before it.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
@@ -21,6 +22,9 @@ LEAD = 512
 GROUP = 48
 """Needles per search. The searcher compares with SIMD (several GB/s) from 5 to about 60 needles and walks an
 automaton, ten times slower, beyond; two fast searches are faster than one slow one."""
+
+_EDGE = re.compile(rb"[\x1b\s]")
+"""Where a line is best cut: before a word or a colour code, not inside one."""
 
 Hit = tuple[int, int, int]
 """Number of the needle, and where it starts and ends."""
@@ -98,7 +102,9 @@ class Blocks:
     def _cut(self, line: bytes) -> int:
         """Where the first part of an over-long line ends, decided by its first ``LIMIT`` bytes alone."""
         late = [start for hits in self._needles.find(line[:LIMIT]) for _, start, _ in hits if start >= LIMIT - RECORD]
-        return min(late, default=LIMIT) - LEAD
+        cut = min(late, default=LIMIT) - LEAD
+        edge = _EDGE.search(line, cut, cut + LEAD // 2)
+        return edge.start() if edge is not None else cut
 
     def _utf8(self, data: bytes) -> bytes:
         """Logs teed by PowerShell are UTF-16, which their first two bytes say."""

@@ -58,8 +58,9 @@ def test_arbitrary_bytes(data: bytes) -> None:
 FRAGMENTS = [
     b"step:", b" 1", b"  10", b"  loss:", b" 8.20412", b" 12.2454", b"nan", b"  grad_norm:", b"  1.4599", b"  memory:",
     b" 0.31GiB(0.33%)", b" 0.31GiB", b"  tps:", b" 1,311", b" 12", b",", b".", b"-", b"  tflops:", b" 0.09", b"  mfu:",
-    b" 0.01%", b" N/A", b"\n", b"\r\n", b"\r", b"\x1b[31m", b"\x1b[m", b"[36m", b"\0", PREFIX, b"[rank1]:", b"validate ",
-    b"final ", b"...", b"  ", b"{'loss': 1.5}", b'"', b"|", b"step=2 global_avg_loss=8.5 ", b"Step 1/20 | Loss: 8",
+    b" 0.01%", b" N/A", b"\n", b"\r\n", b"\r", b"\x1b[31m", b"\x1b[m", b"[36m", b"\0", PREFIX, b"[rank1]:",
+    b"final ", b"...", b"  ", b"{'loss': 1.5}", b'"', b"|", b"step=2 global_avg_loss=8.5 ",
+    b"Step 1/20 | Loss: 8", b"validate ",
     b"Training starts at step 1", b"Traceback (most recent call last):", b"RuntimeError: x", b"current loss:", b"\xff",
 ]  # fmt: skip
 
