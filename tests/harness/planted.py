@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torchtitan.config.override import derive, override
-from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.common import CosSinRoPE, Embedding
 
 SLEEP_S = 3.0
 SLOW_STEP = 16
@@ -32,3 +32,16 @@ class SleepingRoPE(CosSinRoPE):
 @override(target=CosSinRoPE.Config, fqns=["*layers.0.attention.rope"], description="sleeps in one step")
 def sleeps(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
     return derive(config, SleepingRoPE.Config)
+
+
+@override(target=Embedding.Config, description="changes nothing; its import plants a fallback in the RoPE op")
+def falls_back(config: Embedding.Config) -> Embedding.Config:
+    """From now on the op gives the reference's result without a word: right numbers, no kernel."""
+    from kernels.rope import launch, reference
+
+    def fallback(direction: str, query: torch.Tensor, key: torch.Tensor, cache: torch.Tensor):
+        rotate = reference.rotate if direction == "forward" else reference.rotate_back
+        return rotate(query, cache).contiguous(), rotate(key, cache).contiguous()
+
+    launch._run = fallback
+    return config
