@@ -184,13 +184,15 @@ def note(run: RunDir) -> str:
     platform = config.get("platform", {})
     path = config.get("path", {}).get("name", "a log from elsewhere")
     kernel = config.get("kernel", {}).get("name", "unknown")
+    backend = manifest.get("kernel_backend", "none")
+    executed = "" if backend == "none" else f" executed by its {backend}" if backend != "neuron" else " on Neuron"
     warning = " **Rehearsal on CPU at narrow widths: no figure here says anything about Trainium.**"
     experts = f", {shape['num_experts']} experts, top {shape['top_k']}" if shape.get("num_experts") else ""
     steady, end, loss = (summary.get(key) or {} for key in ("steady", "end_to_end", "loss"))
     state = f"{status.state}{': ' + status.reason if status.reason else ''}" if status else "unknown"
     failed = [check["name"] for check in run.checks() if check["verdict"] == "fail"]
     lines = [
-        f"`{path}`, kernel `{kernel}`, platform `{platform.get('name', 'unknown')}`."
+        f"`{path}`, kernel `{kernel}`{executed}, platform `{platform.get('name', 'unknown')}`."
         + (warning if config.get("rehearsal") else ""),
         f"Model: {shape.get('num_layers', '?')} layers, hidden {shape.get('hidden', '?')}{experts}; "
         f"{platform.get('num_ranks', '?')} ranks, sequence {train.get('seq_len', '?')}, global batch "
