@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from analysis.pairing import Pair
 from analysis.quantities import HEADLINE
 from analysis.runs import Run
+from harness.manifest import NOT_IDENTITY
 
 # Settings that say where and as which repetition a run took place, where it is shown and how it is watched.
-NOT_COMPARED = frozenset(
-    ("replicate", "block", "order", "sweep", "experiment", "experiment_name", "runs", "dry_run", "tracking", "launch",
-     "checks")
-)  # fmt: skip
+NOT_COMPARED = frozenset(NOT_IDENTITY)
 NOT_COMPARED_KEYS = frozenset(("platform.price_date", "path.summary", "hardware.python_executable"))
 # May change from pair to pair, but not inside one: replicates may use seeds of their own, the same in both arms.
 PER_PAIR = frozenset(("train.seed",))
