@@ -117,16 +117,14 @@ class InterleavedSweeper(Sweeper):
 
     def _launch(self, job: Job) -> Outcome:
         """One pilot. A defect of the harness ends this job with its traceback, and the others go on."""
-        from hydra.core.utils import JobStatus
-
         from harness.pilot import Outcome
 
         (returned,) = self.launcher.launch([list(job.overrides)], initial_job_idx=job.slot.order)
-        if returned.status is JobStatus.COMPLETED:
+        try:
             return returned.return_value
-        error = returned._return_value
-        traceback.print_exception(error)
-        return Outcome(None, "failed", f"{type(error).__name__}: {error}", 1, job.plan.name)
+        except Exception as error:
+            traceback.print_exception(error)
+            return Outcome(None, "failed", f"{type(error).__name__}: {error}", 1, job.plan.name)
 
     # -- Hydra --------------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,9 @@ def show_arms(console: Console, sweep: Sweep, runs: Mapping[int, RunDir | None])
         good = [run for run in own if run is not None and succeeded(run)]
         speeds = [speed for run in good if (speed := (run.summary().get("steady") or {}).get("tokens_per_s"))]
         median = f", median {number(statistics.median(speeds))} steady tokens/s" if speeds else ""
-        console.print(f"  {arm.letter}  {arm}: {len(good)} of {len(own)} finished{median}", markup=False)
+        without = len(good) - len(speeds)  # not repeated until they suit: that would choose among measurements
+        lost = f", {without} without a steady part (more train.steps help)" if without else ""
+        console.print(f"  {arm.letter}  {arm}: {len(good)} of {len(own)} finished{lost}{median}", markup=False)
     if len(sweep.arms) == 2:
         console.print(f"compare   {comparison(sweep)}", markup=False)
 

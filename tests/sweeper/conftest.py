@@ -57,6 +57,7 @@ class FakePilots:
     """Places in the order of the pilots that were started."""
     plans: dict[int, Callable[[], tuple[str, str, int]]] = field(default_factory=dict)
     """By place: gives state, reason and exit code, or raises."""
+    speeds: dict[int, float | None] = field(default_factory=dict)
 
     def __call__(self, config: PilotConfig, *, argv: list[str], interrupts: Interrupts) -> Outcome:
         assert config.order is not None
@@ -66,7 +67,8 @@ class FakePilots:
             interrupts.received.append(signal.SIGINT)
         plan = make_plan(config)
         run = leave(plan, state=state, reason=reason, exit_code=exit_code)
-        run.write_json("summary.json", {"steady": {"tokens_per_s": 1000 + config.order}, "loss": {"last": 7.0}})
+        speed = self.speeds.get(config.order, 1000 + config.order)
+        run.write_json("summary.json", {"steady": {"tokens_per_s": speed}, "loss": {"last": 7.0}})
         return Outcome(run, state, reason, exit_code, plan.name)
 
 

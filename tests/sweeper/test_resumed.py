@@ -36,10 +36,21 @@ def test_interrupted_and_resumed_ends_with_the_table_of_an_uninterrupted_sweep(
     assert "2 finished before, 2 to run" in resumed
     assert table(resumed) == table(whole)
     assert [row[3] for row in rows(resumed)] == ["finished"] * 4
+    assert "A  train.seed=1: 2 of 2 finished, median 1,002 steady tokens/s" in resumed  # 1000 and 1003
     pilots.ran.clear()
     code, nothing, _ = harness(*COMMAND)
     assert (code, pilots.ran) == (0, [])
     assert rows(nothing) == rows(resumed)
+
+
+def test_runs_without_a_steady_part_are_counted_not_repeated(harness: Any, pilots: FakePilots) -> None:
+    pilots.speeds = {0: None}
+    code, out, _ = harness(*COMMAND)
+    assert code == 0
+    assert "A  train.seed=1: 2 of 2 finished, 1 without a steady part (more train.steps help), median 1,003" in out
+    pilots.ran.clear()
+    assert harness(*COMMAND)[0] == 0
+    assert pilots.ran == []
 
 
 def test_failed_pilots_leave_the_others_going_and_are_run_again(harness: Any, pilots: FakePilots) -> None:
