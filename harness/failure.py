@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from harness.watch import End
 
 RANK_LOGS = "ranks"
 MAX_REASON = 300
+_SUMMARY = re.compile(r"^ +rank +: \d+ \(local_rank: (\d+)\)\n +exitcode +: (-?\d+) ", re.M)
 FRAME = " \t│─╭╮╰╯"
 
 
@@ -43,18 +45,17 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: in
     error = first_error_file(rank_logs)
     if end.cause:
         return Failure(end.cause, error.detail if error else "")
-    exits = [event.data for event in events if event.kind == "child_failed" and event.data.get("exitcode") is not None]
-    killed = next((data for data in exits if int(data["exitcode"]) < 0), None)
-    if killed is not None:
-        rank, text = killed.get("local_rank"), exit_text(int(killed["exitcode"]))
-        return _with_memory(f"rank {rank}", text, rank_logs, oom_kills)
+    exits = exit_codes(events, rank_logs.parent / "train.log")
+    killed = [exited for exited in exits if exited.code < 0]
+    if killed:
+        first = min(killed, key=lambda exited: exited.code == -signal.SIGTERM)  # that is how torchrun ends the others
+        return _with_memory(f"rank {first.rank}", exit_text(first.code), rank_logs, oom_kills)
     if error is not None:
         return error
     if exits:
-        rank = exits[0].get("local_rank")
-        said = last_words(rank_logs, rank)
-        text = f"{exit_text(int(exits[0]['exitcode']))}{': ' if said else ''}{said}"
-        return _with_memory(f"rank {rank}", text, rank_logs, oom_kills)
+        said = last_words(rank_logs, exits[0].rank)
+        text = f"{exit_text(exits[0].code)}{': ' if said else ''}{said}"
+        return _with_memory(f"rank {exits[0].rank}", text, rank_logs, oom_kills)
     for event in events:
         if event.kind == "exception":
             rank = f"rank {event.rank}" if event.rank is not None else "a rank"
@@ -68,6 +69,22 @@ def _with_memory(who: str, text: str, rank_logs: Path, oom_kills: int) -> Failur
     if memory is None and "SIGKILL" in text and oom_kills:
         memory = OutOfMemory("host", f"the kernel killed {oom_kills} for want of memory meanwhile")
     return Failure(shorten(f"{who}: {memory.said(text) if memory else text}"), memory=memory)
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank that ended other than well; ``code`` is negative for a signal."""
+
+    rank: int
+    code: int
+
+
+def exit_codes(events: Sequence[Event], log: Path) -> list[Exited]:
+    """What torchrun says of its ranks: a line as it sees one end, and a summary of all at its own end."""
+    seen = [event.data for event in events if event.kind == "child_failed"]
+    exits = [Exited(data["local_rank"], data["exitcode"]) for data in seen if data.get("exitcode") is not None]
+    summary = "\n".join(line for line in tail(log, 200, 64_000).splitlines() if not line.startswith("[rank"))
+    return exits + [Exited(int(rank), int(code)) for rank, code in _SUMMARY.findall(summary)]
 
 
 def first_error_file(rank_logs: Path) -> Failure | None:
