@@ -139,6 +139,7 @@ TITAN: tuple[Shape, ...] = (
     S("trainer", "Trainer is initialized with", rf"Trainer is initialized with local batch size (?P<local_batch>{INT}), global batch size (?P<global_batch>{INT})(?:, gradient accumulation steps (?P<accumulation>{INT}))?, sequence length (?P<sequence_length>{INT})(?:, total steps (?P<total_steps>{INT}))?(?: \(warmup (?P<warmup>{INT})\))?"),
     S("trainer", "Trainer is initialized with", rf"Trainer is initialized with (?P<tokens_per_rank>{INT}) tokens per DP rank, (?P<tokens_per_step>{INT}) tokens per train step(?:, gradient accumulation steps (?P<accumulation>{INT}))?(?:.*?maximum context length (?P<context_length>{INT}))?(?:.*?total steps (?P<total_steps>{INT}))?(?: \(warmup (?P<warmup>{INT})\))?"),
     S("training_start", "Training starts at step", rf"Training starts at step (?P<step>{INT})(?:.*?local batch size:? (?P<local_batch>{INT}))?(?:.*?global batch size (?P<global_batch>{INT}))?(?:.*?sequence length:? (?P<sequence_length>{INT}))?(?:.*?total steps:? (?P<total_steps>{INT}))?(?: ?\((?:warmup )?(?P<warmup>{INT})\))?"),
+    S("training_start", "Training starts at step", r"Training starts at step \{self\.step \+ 1\}"),  # so printed for two days
     S("optimizer", "Optimizer ", r"Optimizer (?P<name>\w+) \(model_part=\d+\): (?P<count>\d+) params"),
     S("warmup_adjusted", "Adjusting warmup steps", rf"Warmup steps \((?P<warmup>{INT})\) exceed total (?:training )?steps \((?P<total_steps>{INT})\)"),
     # -- checkpoints

@@ -81,12 +81,12 @@ class Merger:
         stream = self._streams.get(rank)
         return stream.segment if stream is not None else self.segment
 
-    def started(self, step: int, rank: int | None, time: str | None, line: int) -> list[Row | Event]:
-        """``rank`` announced that training starts at ``step``."""
+    def started(self, step: int | None, rank: int | None, time: str | None, line: int) -> list[Row | Event]:
+        """``rank`` announced that training starts at ``step`` (``None`` where the line does not say)."""
         stream = self._streams.get(rank)
         if stream is None or not stream.last or seconds_between(stream.time, time, 0.0) < 0:
             return []
-        if step <= max(stream.last.values()):
+        if step is not None and step <= max(stream.last.values()):
             return self._advance(stream, step, rank, time, line, "training starts again")
         stream.started = True
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from harness.logs.columns import CANONICAL_LINE
 from harness.logs.merge import Key, Merger
@@ -19,23 +20,32 @@ _MOST = 4096
 """How many different prefixes are remembered."""
 
 
-class Sent:
+class Sent(NamedTuple):
     """The row last sent, as text.
 
     A line of another rank with the same text up to the gradient norm, that is as long and ends in the same way, holds
     nothing that the merger would look at. It need not be read, only noted.
     """
 
-    __slots__ = ("end", "end_size", "head", "key", "longest", "offset", "rank", "stamp_size")
+    head: bytes
+    """From behind the prefix to behind the gradient norm."""
+    offset: int
+    """Where in it ``step:`` stands."""
+    stamp_size: int
+    """How far before it the time stamp begins."""
+    rank: int | None
+    key: Key
+    end: bytes
+    """From the last percent sign (or N/A) to the end of the line."""
+    end_size: int
+    longest: int
+    """The length of the line and some more: room for longer numbers, not for a second record."""
 
-    def __init__(self, line: bytes, head_size: int, offset: int, stamp_size: int, row: Row):
-        """``line`` begins behind the prefix, its step at ``offset``; its time stamp began ``stamp_size`` before it."""
-        self.head, self.offset, self.stamp_size = line[:head_size], offset, stamp_size
-        self.key: Key = (row.kind, row.step)
-        self.rank = row.rank
-        self.end = line[max(line.rfind(b"%"), line.rfind(b"N/A")) :]
-        self.end_size = len(self.end)
-        self.longest = len(line) + 32  # room for longer numbers, not for a second record
+
+def _sent(line: bytes, head_size: int, offset: int, stamp_size: int, row: Row) -> Sent:
+    """``row`` as it stands in ``line``, which begins behind the prefix."""
+    end = line[max(line.rfind(b"%"), line.rfind(b"N/A")) :]
+    return Sent(line[:head_size], offset, stamp_size, row.rank, (row.kind, row.step), end, len(end), len(line) + 32)
 
 
 class Quick:
@@ -66,15 +76,16 @@ class Quick:
 
     def read(self, block: bytes, start: int, at: int) -> int:
         """Read the line at ``start``, whose ``step:`` is at ``at``; where it ends, or 0 if it is not a usual one."""
-        sent = self._sent
-        if sent is not None and block.startswith(sent.head, at - sent.offset):
-            begin = at - sent.offset
-            stamp_at = begin - sent.stamp_size
-            rank = self._ranks.get(block[start:stamp_at], sent.rank)
-            end = block.find(b"\n", at, begin + sent.longest)
-            alike = rank != sent.rank and end > 0 and block.startswith(sent.end, end - sent.end_size)
-            if alike and self._echo(rank, sent.key, block[stamp_at : stamp_at + 23]):
-                return end + 1
+        if self._sent is not None:
+            head, offset, stamp_size, sender, key, ending, end_size, longest = self._sent
+            begin = at - offset
+            if block.startswith(head, begin):
+                stamp_at = begin - stamp_size
+                rank = self._ranks.get(block[start:stamp_at], sender)
+                end = block.find(b"\n", at, begin + longest)
+                alike = rank != sender and end > 0 and block.startswith(ending, end - end_size)
+                if alike and self._echo(rank, key, block[stamp_at : stamp_at + 23]):
+                    return end + 1
         prefix = STANDARD_PREFIX.match(block, start, at)
         body = CANONICAL_LINE.match(block, at) if prefix is not None else None
         if prefix is None or body is None:
@@ -99,7 +110,7 @@ class Quick:
                 self._ranks[lead] = rank
             if sent_at_once and kind == "train" and len(self._ranks) > 1:
                 head_size = body.end(2 if row.grad_norm is None else 3) - begin
-                self._sent = Sent(block[begin : body.end() - 1], head_size, at - begin, begin - stamp_at, row)
+                self._sent = _sent(block[begin : body.end() - 1], head_size, at - begin, begin - stamp_at, row)
         return body.end()
 
     def _kind(self, between: bytes) -> str | None:

@@ -83,6 +83,8 @@ class LogReader:
         position = other = self._counted = 0
         event = events_at[0][1]
         for _, at, _ in steps_at:
+            if at < position:
+                continue
             while (event < at or steps.open is not None) and position <= at and position < size:
                 start = position
                 if steps.open is None:
@@ -196,8 +198,9 @@ class LogReader:
     def _events(self, text: bytes, hits: list[int]) -> None:
         for event in self._announcer.events(text, hits, self._line) if hits else ():
             if event.kind == "training_start":
-                event.data["resumed"] = event.data["step"] > 1
-                self._merged(self._merger.started(event.data["step"], event.rank, event.time, event.line))
+                step = event.data.get("step")
+                event.data["resumed"] = None if step is None else step > 1
+                self._merged(self._merger.started(step, event.rank, event.time, event.line))
             elif event.kind == "metrics_rank":
                 self._merger.name_metrics_rank(event.data["rank_named"])
             event.segment = self._merger.segment_of(event.rank)
@@ -208,6 +211,8 @@ class LogReader:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):
+            if text.lstrip().startswith(b"{"):
+                self._reject("a JSON record that cannot be read", text, self._line)
             return
         row = row_from_metrics(record, self._line) if isinstance(record, dict) else None
         if row is not None:

@@ -47,7 +47,7 @@ def row_from_reading(reading: Reading, rank: int | None, time: str | None, line:
     return row
 
 
-def row_from_tokens(kind: str, tokens: Sequence[bytes | None], rank: int | None, time: str, line: int) -> Row:
+def row_from_tokens(kind: str, tokens: Sequence[bytes | None], rank: int | None, time: str | None, line: int) -> Row:
     """The row of an unharmed line of torchtitan's own: the groups of ``steps.CANONICAL_LINE``."""
     step, loss, norm, gib, percent, tps, tflops, mfu, no_mfu = tokens
     row = Row(

@@ -6,6 +6,7 @@ Everything here works on text that ``lines`` has bounded in length, and is linea
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 _SPELT_ESC = rb"\^\[|\\u001b|\\x1[bB]|\\033|\\e|\xe2\x90\x9b"
 """The ESC byte written out by cat -v, JSON, repr, shells, and as its Unicode picture."""
@@ -65,9 +66,17 @@ def decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def iso(stamp: bytes) -> str:
-    """torchtitan's ``2026-10-20 10:11:12,345`` as ISO 8601."""
-    return stamp.replace(b" ", b"T").replace(b",", b".").decode("ascii")
+def iso(stamp: bytes) -> str | None:
+    """torchtitan's ``2026-10-20 10:11:12,345`` as ISO 8601; ``None`` if there is no such time."""
+    return _possible(stamp.replace(b" ", b"T").replace(b",", b".").decode("ascii"))
+
+
+def _possible(text: str) -> str | None:
+    try:
+        datetime.fromisoformat(text[:26])
+    except ValueError:
+        return None
+    return text
 
 
 def prefix_facts(prefix: bytes) -> tuple[int | None, str | None]:
@@ -89,6 +98,6 @@ def lone_time(line: bytes) -> str | None:
     return _join(match.groups()) if match else None
 
 
-def _join(stamp: tuple[bytes, ...]) -> str:
+def _join(stamp: tuple[bytes, ...]) -> str | None:
     year, month, day, clock, fraction = (part.decode() if part else "" for part in stamp)
-    return f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else "")
+    return _possible(f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else ""))
