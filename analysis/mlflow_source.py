@@ -6,9 +6,10 @@ Where they cannot be had, params, tags, metrics and metric histories are used, a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +52,8 @@ TAGS = {
     "hostname": "hardware.hostname",
     "instance_type": "hardware.instance_type",
 }
+SEARCHABLE = ("path", "kernel", "platform", "init", "data")
+"""Params that are names: their text in MLflow is what a user types."""
 SETTING_TAGS = ("rehearsal", "replicate", "block", "order")
 
 
@@ -62,13 +65,17 @@ class MlflowSource:
         if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
             raise ValueError(f"no database {uri.removeprefix('sqlite:///')}: expected sqlite:///FILE or http(s)://HOST")
         self.uri = uri
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         try:
             self.client = connect(uri)
         except Exception as error:
             raise unreachable(uri, error) from error
 
-    def search(self, experiment: str | None = None) -> list[Run]:
+    def search(self, experiment: str | None = None, conditions: Iterable[tuple[str, str]] = ()) -> list[Run]:
         """Every run, from as few requests as there are pages of 1,000; no metric history, no file is read.
+
+        Args:
+            conditions: key and value; those on ``SEARCHABLE`` params are left to the server, the others are not used.
 
         Raises:
             ValueError: the server does not answer, or has no such experiment.
@@ -78,7 +85,7 @@ class MlflowSource:
             wanted = [key for key, name in names.items() if experiment in (None, name)]
             if not wanted:
                 raise ValueError(f"no experiment {experiment!r} at {self.uri}; there are: {', '.join(names.values())}")
-            found = list(self._pages(self.client.search_runs, experiment_ids=wanted))
+            found = list(self._pages(self.client.search_runs, experiment_ids=wanted, filter_string=_filter(conditions)))
         except ValueError:
             raise
         except Exception as error:
@@ -164,6 +171,12 @@ class MlflowSource:
             for point in self.client.get_metric_history(run_id, metric):
                 rows[point.step][name] = point.value
         return [{"kind": "train", "step": step, **values} for step, values in sorted(rows.items())]
+
+
+def _filter(conditions: Iterable[tuple[str, str]]) -> str:
+    return " and ".join(
+        f"params.{key} = '{value}'" for key, value in conditions if key in SEARCHABLE and "'" not in value
+    )
 
 
 def unreachable(uri: str, error: Exception) -> ValueError:

@@ -22,9 +22,10 @@ def from_mlflow(uri: str, experiment: str | None = None, request: Request | None
     from analysis.mlflow_source import MlflowSource
 
     source = MlflowSource(uri)
-    runs = source.search(experiment)
     if request is None:
-        return runs
+        return source.search(experiment)
+    # Nothing found: without the conditions it can be told what there is instead.
+    runs = source.search(experiment, request.where.conditions) or source.search(experiment)
     arms = (request.baseline, request.candidate)
     wanted = [
         run
