@@ -8,7 +8,6 @@ import re
 import signal
 import sqlite3
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,6 @@ def test_path_trains(three_paths: Multirun, path: str) -> None:
     layers = next(check for check in run.checks() if check["name"] == "model_layers")
     assert layers["value"] == PATHS[path]
     assert run.config()["rehearsal"] is True
-    assert (datetime.fromisoformat(status.ended) - datetime.fromisoformat(status.started)).total_seconds() < 40
     assert_no_process(run)
 
 
