@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlparse
 
 from harness import rundir
 from harness.mlflow_client import artifact_location, connect, default_uri
@@ -249,8 +250,16 @@ class Tracker:
         with tempfile.TemporaryDirectory() as staging:
             for file in artifacts(self.run, Path(staging)):
                 self._ask(self._connected().log_artifact, self.sent.mlflow_run_id, str(file))
+        self._drop_torn_artifacts()
         self._ask(self._connected().set_terminated, self.sent.mlflow_run_id, MLFLOW_STATUS[status.state], ended)
         self.sent.complete = True
+
+    def _drop_torn_artifacts(self) -> None:
+        """MLflow copies a local artifact under another name first; a sender that was killed leaves that behind."""
+        if artifact_location(self.uri) is not None:
+            place = self._ask(self._connected().get_run, self.sent.mlflow_run_id).info.artifact_uri
+            for torn in Path(unquote(urlparse(place).path)).glob(".artifact.uploading.*"):
+                torn.unlink(missing_ok=True)
 
     def _started_ms(self) -> int:
         status = self.run.status()
