@@ -35,7 +35,8 @@ class GateResult:
         if missed:
             first = missed[0]
             what = f"{first['kernel']} {first['what']}: {first['measure']} {first[first['measure']]}"
-            return f"kernel gate: {what}, tolerance {first['tolerance']}; {len(missed)} of {len(self.checks)} checks missed"
+            count = f"{len(missed)} of {len(self.checks)} checks missed"
+            return f"kernel gate: {what}, tolerance {first['tolerance']}; {count}"
         where = ", ".join(sorted({check["backend"] for check in self.checks}))
         return f"{len(self.checks)} checks within tolerance on the {where}"
 
