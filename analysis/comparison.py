@@ -132,7 +132,9 @@ def _judge(comparison: Comparison, runs: Sequence[Run]) -> Comparison:
     effects = [
         measure(quantity, pairs, margin=request.margin, floor=floors.get(quantity.name, 0.0)) for quantity in QUANTITIES
     ]
-    recorded = [effect for effect in effects if effect.quantity is HEADLINE or effect.values or _is_recorded(effect)]
+    recorded = [
+        effect for effect in effects if effect.quantity.name == HEADLINE.name or effect.values or _is_recorded(effect)
+    ]
     loss = _curves(pairs, "loss", "loss", request.loss_margin)
     return replace(
         comparison,

@@ -85,6 +85,7 @@ class Effect:
 
 def measure(quantity: Quantity, pairs: Sequence[Pair], *, margin: float, floor: float = 0.0) -> Effect:
     """The effect on one quantity. Pairs in which a run has no positive finite number are left out, by name."""
+    quantity = quantity.in_scope_of(run for pair in pairs for run in pair.runs)
     values, missing = _values(quantity, pairs)
     base = np.log([value.baseline for value in values])
     cand = np.log([value.candidate for value in values])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analysis.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +18,7 @@ class Quantity:
     """In JSON, metrics and tags."""
     label: str
     keys: tuple[str, ...]
-    """Where it stands in summary.json, dotted; the first that is there counts."""
+    """Where it stands in summary.json, dotted; the first that all runs have counts, so that scopes are never mixed."""
     unit: str
     more_is_better: bool
     better: str
@@ -24,12 +29,19 @@ class Quantity:
     equal: tuple[str, ...] = ()
     """Summary keys that both runs of a pair must agree on, else the pair says nothing about this quantity."""
 
+    def in_scope_of(self, runs: Iterable[Run]) -> Quantity:
+        """The quantity under the one key that is used for these runs, its unit with the key's scope."""
+        runs = list(runs)
+        key = next((key for key in self.keys if all(run.fact(key) is not None for run in runs)), self.keys[0])
+        scope = " per rank" if key.endswith("per_rank") else ""
+        return replace(self, keys=(key,), unit=f"{self.unit}{scope}")
+
 
 QUANTITIES = (
     Quantity(
         name="throughput",
         label="Steady throughput",
-        keys=("steady.tokens_per_s",),
+        keys=("steady.tokens_per_s", "steady.tps_per_rank"),
         unit="tokens/s",
         more_is_better=True,
         better="faster",
@@ -47,7 +59,7 @@ QUANTITIES = (
     Quantity(
         name="end_to_end",
         label="Throughput end to end",
-        keys=("end_to_end.tokens_per_s",),
+        keys=("end_to_end.tokens_per_s", "end_to_end.tps_per_rank"),
         unit="tokens/s",
         more_is_better=True,
         better="faster",

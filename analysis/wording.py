@@ -184,6 +184,8 @@ def _provenance_notes(comparison: Comparison) -> list[str]:
         found.append("The code had uncommitted changes, so equal commits do not prove equal code.")
     if runs and not all("git.commit" in run.circumstances for run in runs):
         found.append("Some runs record no commit, so equal code is not proven.")
+    if runs and any(run.setting("platform.num_ranks") is None for run in runs):
+        found.append("Some runs do not record how many ranks they had: equal world sizes are not proven.")
     if not all(run.complete_config for run in runs):
         found.append("Some runs were read from MLflow's params alone: settings that are no params were not compared.")
     if comparison.request.ignore_checks:

@@ -147,7 +147,7 @@ def test_missing_blocks_and_extra_replicates(tmp_path):
 def test_a_throughput_that_is_no_number_leaves_its_run_out(bad, tmp_path):
     def change(summary, arm, block):
         if arm != "baseline" and block == 2:
-            summary["steady"]["tokens_per_s"] = bad
+            summary["steady"] |= {"tokens_per_s": bad, "tps_per_rank": bad}
 
     runs = with_summaries(sweep(pairs=5, effect=0.05, seed=2), tmp_path, change)
     found = compare(runs, REQUEST)
@@ -321,3 +321,17 @@ def test_an_interrupted_and_resumed_sweep_gives_the_same_table(tmp_path):
     whole.pop("left_out")
     assert resumed == whole
     assert len(find_runs(tmp_path / "resumed")) == 9
+
+
+def test_scopes_are_never_mixed(tmp_path):
+    """Logs from elsewhere may not say how many ranks they had: then all runs count per rank, or none."""
+
+    def change(summary, arm, block):
+        if arm == "baseline" and block == 1:
+            summary["steady"]["tokens_per_s"] = None
+
+    found = compare(with_summaries(sweep(pairs=5, effect=0.05, seed=1), tmp_path, change), REQUEST)
+    effect = found.effect("throughput")
+    assert effect.quantity.unit == "tokens/s per rank"
+    assert effect.pairs == 5
+    assert 1.03 < effect.ratio < 1.07
