@@ -1,5 +1,9 @@
-"""A comparison in MLflow: one parent run with the verdict, its member runs below it. Recording it again changes
-nothing."""
+"""A comparison in MLflow: one parent run with the verdict, linked with its member runs by tags and by its note.
+
+It is a run of an experiment of its own, ``<experiment> comparisons``. With its members nested below it, it would fold
+them away from MLflow's tables and charts, which a person groups by kernel, and fill those with numbers that only it
+has. The description of the members' experiment says the verdict. Recording a comparison again changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis import report, tables, text, wording
 from analysis.comparison import Comparison
@@ -21,7 +25,11 @@ from harness.mlflow_client import artifact_location, connect
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-PARENT_TAG, ARM_TAG = "mlflow.parentRunId", "arm"
+NOTE, ARM_TAG, LINK_TAG = "mlflow.note.content", "arm", "comparison"
+SUFFIX = " comparisons"
+MARK = "Latest comparison: "
+"""Begins the description that we may replace; one that a person wrote stays."""
+MAX_NOTE = 8000
 
 
 def record(comparison: Comparison, uri: str) -> str:
@@ -33,24 +41,23 @@ def record(comparison: Comparison, uri: str) -> str:
     from mlflow.entities import Metric, Param, RunTag
 
     client = connect(uri)
-    experiment_id = _experiment(client, uri, comparison.pairs[0].baseline.experiment)
+    experiment_id = _experiment(client, uri, f"{comparison.pairs[0].baseline.experiment}{SUFFIX}")
     parent = _parent(client, experiment_id, comparison)
-    known = client.get_run(parent).data
-    time_ms = client.get_run(parent).info.start_time
+    known, time_ms = client.get_run(parent).data, client.get_run(parent).info.start_time
+    linked = {run.run_id: _link(client, parent, arm, run) for arm, run in members(comparison)}
     client.log_batch(
         parent,
         metrics=[
             Metric(name, value, time_ms, 0) for name, value in metrics(comparison) if known.metrics.get(name) != value
         ],
         params=[Param(key, value) for key, value in params(comparison).items()],
-        tags=[RunTag(key, value) for key, value in tags(comparison).items()],
+        tags=[RunTag(key, value) for key, value in (tags(comparison) | {NOTE: note(comparison, linked)}).items()],
     )
     with tempfile.TemporaryDirectory() as folder:
         write_artifacts(comparison, Path(folder))
         client.log_artifacts(parent, folder)
-    for arm, run in members(comparison):
-        _link(client, parent, arm, run)
     client.set_terminated(parent, "FINISHED")
+    _describe(client, comparison, f"#/experiments/{experiment_id}/runs/{parent}")
     return parent
 
 
@@ -82,19 +89,21 @@ def params(comparison: Comparison) -> dict[str, str]:
 
 
 def tags(comparison: Comparison) -> dict[str, str]:
-    """Verdicts, and what a person filters by; the note reads as the conclusion."""
+    """Verdicts, and what a person filters by."""
     verdicts = {f"verdict/{effect.quantity.name}": effect.verdict for effect in comparison.effects}
     verdicts |= {f"verdict/{name}": curve.verdict for name, curve in _curves(comparison)}
     return verdicts | {
         COMPARISON_TAG: comparison_id(comparison),
         "rehearsal": str(comparison.rehearsal).lower(),
-        "mlflow.note.content": note(comparison),
     }
 
 
-def note(comparison: Comparison) -> str:
-    """The conclusion in plain words, as Markdown, within MLflow's 8,000 characters."""
-    return text.to_markdown(comparison)[:8000]
+def note(comparison: Comparison, linked: Mapping[str, str]) -> str:
+    """The conclusion in plain words, as Markdown, within MLflow's limit of characters; ``linked``: members' addresses."""
+    runs = [f"[{run.run_id}]({linked[run.run_id]})" for _, run in members(comparison) if linked.get(run.run_id)]
+    links = f"\n\nRuns: {', '.join(runs)}" if runs else ""
+    conclusion = text.to_markdown(comparison)
+    return conclusion + links if len(conclusion + links) <= MAX_NOTE else conclusion[:MAX_NOTE]
 
 
 def write_artifacts(comparison: Comparison, folder: Path) -> None:
@@ -124,7 +133,7 @@ def _curves(comparison: Comparison) -> list[tuple[str, CurveVerdict]]:
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """The members' experiment, so that they show below the parent; made where the members were never sent."""
+    """The experiment's id; it is made where there is none."""
     found = client.get_experiment_by_name(name)
     return found.experiment_id if found else client.create_experiment(name, artifact_location(uri))
 
@@ -139,18 +148,23 @@ def _parent(client: MlflowClient, experiment_id: str, comparison: Comparison) ->
     return client.create_run(experiment_id, run_name=name[:250], tags={COMPARISON_TAG: mark}).info.run_id
 
 
-def _link(client: MlflowClient, parent: str, arm: str, run: Run) -> None:
-    """Nest a member below the parent, unless it is nested elsewhere already; its arm becomes a tag to group by."""
-    for found in _find(client, run):
-        if PARENT_TAG not in found.data.tags:
-            client.set_tag(found.info.run_id, PARENT_TAG, parent)
-        client.set_tag(found.info.run_id, ARM_TAG, arm)
-        client.set_tag(found.info.run_id, f"comparison/{parent}", arm)
-
-
-def _find(client: MlflowClient, run: Run) -> list[Any]:
+def _link(client: MlflowClient, parent: str, arm: str, run: Run) -> str:
+    """Tag a member with its comparison and its arm, to group by; its address in MLflow, empty where it is not there."""
     experiment = client.get_experiment_by_name(run.experiment)
     if experiment is None or "'" in run.run_id:
-        return []
-    text_filter = f"tags.run_id = '{run.run_id}'"
-    return list(client.search_runs([experiment.experiment_id], filter_string=text_filter, max_results=1))
+        return ""
+    by_id = f"tags.run_id = '{run.run_id}'"
+    found = client.search_runs([experiment.experiment_id], filter_string=by_id, max_results=1)
+    if not found:
+        return ""
+    client.set_tag(found[0].info.run_id, ARM_TAG, arm)
+    client.set_tag(found[0].info.run_id, LINK_TAG, parent)
+    return f"#/experiments/{experiment.experiment_id}/runs/{found[0].info.run_id}"
+
+
+def _describe(client: MlflowClient, comparison: Comparison, address: str) -> None:
+    """Put the verdict into the description of the members' experiment, unless a person wrote one."""
+    experiment = client.get_experiment_by_name(comparison.pairs[0].baseline.experiment)
+    if experiment is not None and experiment.tags.get(NOTE, MARK).startswith(MARK):
+        description = f"{MARK}**{text.escaped(wording.headline(comparison))}** [Report and tables]({address})"
+        client.set_experiment_tag(experiment.experiment_id, NOTE, description)

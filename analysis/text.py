@@ -32,18 +32,18 @@ def to_text(comparison: Comparison) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """For a pull request: the verdict, the table, the rest folded away."""
-    lines = [f"**{_cell(wording.headline(comparison))}**", ""]
+    lines = [f"**{escaped(wording.headline(comparison))}**", ""]
     if comparison.effects:
         baseline, candidate = wording.arm_names(comparison)
         header = ("", baseline, candidate, *HEADER[3:])
         lines += [_row(header), _row(["---"] + ["--:"] * 5 + ["---"])]
         lines += [_row(row) for row in effect_rows(comparison)]
         lines.append("")
-    lines += [f"- {_cell(wording.curve_line(curve, label))}" for label, curve in curves(comparison)]
-    lines += [f"- {_cell(text)}" for text in (wording.design(comparison),) if text]
+    lines += [f"- {escaped(wording.curve_line(curve, label))}" for label, curve in curves(comparison)]
+    lines += [f"- {escaped(text)}" for text in (wording.design(comparison),) if text]
     for title, items in sections(comparison):
         lines += ["", f"<details><summary>{title} ({len(items)})</summary>", ""]
-        lines += [f"- {_cell(item)}" for item in _listed(items, limit=100)]
+        lines += [f"- {escaped(item)}" for item in _listed(items, limit=100)]
         lines += ["", "</details>"]
     lines += ["", "<details><summary>How this was measured</summary>", ""]
     lines += [f"- {line}" for line in wording.METHOD] + ["", "</details>"]
@@ -155,10 +155,10 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> lis
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
 
 
-def _cell(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that cannot break out of a Markdown table cell, nor be taken for HTML."""
     for char, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("`", "'"), ("\n", " ")):
         text = text.replace(char, escaped)

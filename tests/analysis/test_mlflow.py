@@ -10,7 +10,7 @@ import pytest
 from analysis import mlflow_source
 from analysis.__main__ import main
 from analysis.comparison import compare
-from analysis.mlflow_parent import PARENT_TAG, record
+from analysis.mlflow_parent import record
 from analysis.sources import from_directories, from_mlflow
 from analysis.text import to_data
 from harness.mlflow_client import connect
@@ -138,9 +138,34 @@ def test_the_parent_run_carries_the_conclusion(fresh):
     assert tables == {
         f"tables/{name}.{kind}" for name in ("effects", "pairs", "curves", "left_out") for kind in ("csv", "parquet")
     }
-    children = client.search_runs([run.info.experiment_id], filter_string=f"tags.`{PARENT_TAG}` = '{parent}'")
-    assert len(children) == 6
-    assert {child.data.tags["arm"] for child in children} == {"baseline", "candidate"}
+
+
+def test_members_and_parent_find_each_other(fresh):
+    uri, runs = fresh
+    parent = record(compare(from_directories(runs), REQUEST), uri)
+    client = connect(uri)
+    members = client.get_experiment_by_name("synthetic")
+    linked = client.search_runs([members.experiment_id], filter_string=f"tags.comparison = '{parent}'")
+    assert {child.data.tags["arm"] for child in linked} == {"baseline", "candidate"}
+    note = client.get_run(parent).data.tags["mlflow.note.content"]
+    for child in linked:
+        assert f"(#/experiments/{members.experiment_id}/runs/{child.info.run_id})" in note
+    assert len(linked) == 6
+    # The parent does not fold its members away, nor fill their charts with numbers of its own.
+    assert len(client.search_runs([members.experiment_id])) == 6
+    assert not any("mlflow.parentRunId" in child.data.tags for child in linked)
+    description = members.tags["mlflow.note.content"]
+    assert description.startswith("Latest comparison: **nki_rope is faster than baseline by")
+    assert parent in description
+
+
+def test_a_description_that_a_person_wrote_stays(fresh):
+    uri, runs = fresh
+    client = connect(uri)
+    experiment = client.get_experiment_by_name("synthetic").experiment_id
+    client.set_experiment_tag(experiment, "mlflow.note.content", "Ours, do not touch.")
+    record(compare(from_directories(runs), REQUEST), uri)
+    assert client.get_experiment(experiment).tags["mlflow.note.content"] == "Ours, do not touch."
 
 
 def test_recording_again_changes_nothing(fresh):
@@ -154,16 +179,13 @@ def test_recording_again_changes_nothing(fresh):
     assert to_data(compare(from_mlflow(uri, request=REQUEST), REQUEST))["pairs"] == to_data(comparison)["pairs"]
 
 
-def test_a_member_of_another_parent_keeps_it(fresh):
-    uri, runs = fresh
-    client = connect(uri)
-    experiment = client.get_experiment_by_name("synthetic").experiment_id
-    other = client.search_runs([experiment])[0].info.run_id
-    client.set_tag(other, PARENT_TAG, "elsewhere")
+def test_members_that_were_never_sent_do_not_stop_the_record(store, tmp_path):
+    _, runs = store
+    uri = f"sqlite:///{tmp_path / 'other.db'}"
     parent = record(compare(from_directories(runs), REQUEST), uri)
-    tags = client.get_run(other).data.tags
-    assert tags[PARENT_TAG] == "elsewhere"
-    assert tags[f"comparison/{parent}"] in ("baseline", "candidate")
+    client = connect(uri)
+    assert client.get_run(parent).data.tags["verdict/throughput"] == "faster"
+    assert client.get_experiment_by_name("synthetic") is None
 
 
 def test_tables_can_be_computed_with(fresh):
