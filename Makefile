@@ -6,13 +6,22 @@ STAMP := $(VENV)/.installed
 ARGS ?= +path=native_4b
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint bench ui clean-venv
+.PHONY: run test test-faults lint bench ui clean-venv
 
 run: $(STAMP)
 	@$(BIN)/python -m harness $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS)
+
+# Real trainings that are killed, starved and cut off: each file a process, since most of their time is waiting.
+FAULTS := $(wildcard tests/faults/test_*.py)
+
+test-faults: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target --keep-going $(FAULTS:%=faults-of/%)
+
+faults-of/%: $(STAMP)
+	$(BIN)/python -m pytest -q -m faults $*
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -126,8 +126,7 @@ class Tracker:
     def note_error(self, error: BaseException) -> str:
         """Record why sending failed and return it in one line; the next attempt starts with a look for the run."""
         self._client = None
-        lines = str(error).strip().splitlines() or [""]
-        why = printable(redact_text(f"{type(error).__name__}: {lines[0]}"))[:300]
+        why = printable(redact_text(in_a_line(error, self.uri)))[:300]
         with contextlib.suppress(OSError):
             self._save(error=why)
         return why
@@ -278,6 +277,17 @@ class Tracker:
         self.sent.error, self.sent.updated = error, now()
         others = [entry for entry in self.run.sent().get("servers", []) if entry.get("uri") != self.sent.uri]
         self.run.write_json(rundir.SENT, {"servers": [*others, asdict(self.sent)]})
+
+
+def in_a_line(error: BaseException, uri: str) -> str:
+    """An error as a person needs it: of what lies behind a request that failed, the innermost cause."""
+    innermost = error
+    while (deeper := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = deeper
+    if uri.startswith("http") and isinstance(innermost, OSError):
+        return f"{uri} does not answer: {innermost.strerror or innermost}"
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def artifacts(run: RunDir, staging: Path) -> Iterator[Path]:
