@@ -99,7 +99,7 @@ def tags(comparison: Comparison) -> dict[str, str]:
 
 
 def note(comparison: Comparison, linked: Mapping[str, str]) -> str:
-    """The conclusion in plain words, as Markdown, within MLflow's limit of characters; ``linked``: members' addresses."""
+    """The conclusion in plain words, as Markdown, within the limit of characters; ``linked``: members' addresses."""
     runs = [f"[{run.run_id}]({linked[run.run_id]})" for _, run in members(comparison) if linked.get(run.run_id)]
     links = f"\n\nRuns: {', '.join(runs)}" if runs else ""
     conclusion = text.to_markdown(comparison)
