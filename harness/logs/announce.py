@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from harness.logs.events import TITAN, Shape
 from harness.logs.failures import FAILURES
 from harness.logs.records import Event
-from harness.logs.text import PREFIX_BYTES, STANDARD_PREFIX, decode, iso, prefix_facts
+from harness.logs.text import PREFIX_BYTES, STANDARD_PREFIX, clean, decode, iso, prefix_facts
 
 SHAPES: tuple[Shape, ...] = (*TITAN, *FAILURES)
 
@@ -30,7 +29,7 @@ def event_needles() -> tuple[bytes, ...]:
 
 
 @cache
-def _shapes(index: int) -> tuple[Shape, ...]:
+def _hidden_by(index: int) -> tuple[Shape, ...]:
     """The shapes to try where needle ``index`` was found: its own, and those whose needle it may have hidden.
 
     The search reports hits that do not overlap, so a needle inside another one, or running into its end, is not seen.
@@ -39,8 +38,15 @@ def _shapes(index: int) -> tuple[Shape, ...]:
     return tuple(shape for shape in SHAPES if _may_hide(needle, shape.needle.encode()))
 
 
+@lru_cache(maxsize=1024)
+def _shapes(indexes: tuple[int, ...]) -> tuple[Shape, ...]:
+    """The shapes to try where these needles were found, in the order of the table."""
+    several = {shape for index in set(indexes) for shape in _hidden_by(index)}
+    return tuple(shape for shape in SHAPES if shape in several)
+
+
 def _may_hide(found: bytes, other: bytes) -> bool:
-    return other in found or any(found.endswith(other[:size]) for size in range(1, min(len(found), len(other))))
+    return other in found or any(found.endswith(other[:size]) for size in range(2, min(len(found), len(other))))
 
 
 def _read(shape: Shape, message: str) -> dict[str, Any] | None:
@@ -54,50 +60,40 @@ def _read(shape: Shape, message: str) -> dict[str, Any] | None:
 class Announcer:
     """Turns lines into events. It remembers one thing: which rank torchrun's failure summary is talking about."""
 
-    def __init__(self, first: int) -> None:
-        """``first`` is the number of the first of ``event_needles`` in a search that has others before them."""
-        self._first = first
+    def __init__(self) -> None:
         self._child: dict[str, int] | None = None
 
-    def events(self, text: bytes, found: Sequence[int], line: int) -> list[Event]:
-        """The events in ``text``, a clean line that holds the needles ``found``."""
-        standard = STANDARD_PREFIX.match(text)
+    def events(self, line: bytes, found: list[int], number: int) -> list[Event]:
+        """The events in ``line``, which has this number and holds the needles ``found``, by their places."""
+        standard = STANDARD_PREFIX.match(line)
         if standard is not None:
             label, stamp = standard.groups()
             rank, time = int(label) if label is not None else None, iso(stamp)
-            message = decode(text[standard.end() :])
+            message = decode(clean(line[standard.end() :]))
         else:
+            text = clean(line)
             rank, time = prefix_facts(text[:PREFIX_BYTES])
             shown = decode(text)
             prefix = _OTHER_PREFIX.match(shown)
             message = shown[prefix.end() :] if prefix is not None else shown
-        shapes = _shapes(found[0] - self._first)
-        if len(found) > 1:
-            several = {shape for number in found for shape in _shapes(number - self._first)}
-            shapes = tuple(shape for shape in SHAPES if shape in several)
+        indented = line[:1].isspace()
         events: list[Event] = []
-        for shape in shapes:
+        for shape in _shapes(tuple(found)):
             data = _read(shape, message)
             if data is None or (events and any(event.kind == shape.kind for event in events)):
                 continue
             if shape.kind == "child_rank":
                 self._child = data
             else:
-                events.append(self._event(shape.kind, data, text, line, rank, time))
+                events.append(self._event(shape.kind, data, indented, number, rank, time))
         return events
 
     def _event(
-        self,
-        kind: str,
-        data: dict,
-        text: bytes,
-        line: int,
-        rank: int | None,
-        time: str | None,
+        self, kind: str, data: dict[str, Any], indented: bool, line: int, rank: int | None, time: str | None
     ) -> Event:
         if kind == "child_exit" and self._child is not None:
             data.update(self._child)
-        if kind in ("exception", "oom") and rank is None and self._child is not None and text[:1].isspace():
+        if kind in ("exception", "oom") and rank is None and self._child is not None and indented:
             rank = self._child["child_rank"]  # a traceback quoted, indented, in the summary
         if kind == "model_memory" and not data.get("gib", 0) > 0:
             data["gib"] = data["percent"] = None

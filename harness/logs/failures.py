@@ -16,8 +16,8 @@ _TYPE = r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
 # fmt: off
 FAILURES: tuple[Shape, ...] = (
     # -- the loss
-    S("nonfinite", "oss is not finite", r"Loss is not finite \(global_avg_loss=(?P<value>[^)]*)\) at step (?P<step>\d+)"),
-    S("nonfinite", "gradient norm is not finite", r"Loss or gradient norm is not finite on at least one rank at step (?P<step>\d+)"),
+    S("nonfinite", "is not finite", r"Loss is not finite \(global_avg_loss=(?P<value>[^)]*)\) at step (?P<step>\d+)"),
+    S("nonfinite", "is not finite", r"Loss or gradient norm is not finite on at least one rank at step (?P<step>\d+)"),
     # -- Python; the launcher's own ChildFailedError is told by child_failed
     S("exception", "Error", rf"^(?!\S*ChildFailedError){_TYPE}Error)(?::\s?(?P<message>.*)|\s*$)"),
     S("exception", "Exception", rf"^{_TYPE}Exception)(?::\s?(?P<message>.*)|\s*$)"),
@@ -27,14 +27,14 @@ FAILURES: tuple[Shape, ...] = (
     S("exception", "Fatal Python error", r"(?P<type>Fatal Python error): (?P<message>.*)"),
     S("exception", "terminate called after", r"terminate called after throwing an instance of '(?P<type>[^']+)'"),
     # -- memory
-    S("oom", "OutOfMemoryError: ", r"^\s*(?:torch|torch\.cuda)\.OutOfMemoryError: (?P<message>.*)"),
-    S("oom", "CUDA error: out of memory", r"(?P<message>CUDA error: out of memory)"),
-    S("oom", "HIP out of memory", r"(?P<message>HIP out of memory.*)"),
+    S("oom", "Error", r"^\s*(?:torch|torch\.cuda)\.OutOfMemoryError: (?P<message>.*)"),
+    S("oom", "out of memory", r"(?P<message>CUDA error: out of memory)"),
+    S("oom", "out of memory", r"(?P<message>HIP out of memory.*)"),
     S("oom", "UR_RESULT_ERROR_OUT_OF", r"(?P<message>UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY))"),
-    S("oom", "NPU out of memory", r"(?P<message>NPU out of memory.*)"),
-    S("oom", "NRT allocation failed", r"(?P<message>NRT allocation failed .*)"),
-    S("oom", "TDRV:log_dev_mem", r"TDRV:log_dev_mem\s+(?P<message>Failed to allocate .*)"),
-    S("oom", "[NCC_EOOM", r"\[NCC_EOOM\d+\] ?(?P<message>.*)"),
+    S("oom", "out of memory", r"(?P<message>NPU out of memory.*)"),
+    S("oom", "NRT ", r"(?P<message>NRT allocation failed .*)"),
+    S("oom", "TDRV:", r"TDRV:log_dev_mem\s+(?P<message>Failed to allocate .*)"),
+    S("oom", "[NCC_", r"\[NCC_EOOM\d+\] ?(?P<message>.*)"),
     S("oom", "oom_kill", r"(?P<message>(?:Detected \d+ )?oom_kill.*)"),
     S("oom", "oom-kill", r"(?P<message>(?:Detected \d+ )?oom-kill.*)"),
     # -- collectives
@@ -43,22 +43,22 @@ FAILURES: tuple[Shape, ...] = (
     S("collective_error", "NCCL error", r"^(?P<message>.*NCCL error(?: in|:| code).*)"),
     S("collective_error", "ncclSystemError", r"(?P<message>ncclSystemError.*)"),
     S("collective_error", "ncclUnhandled", r"(?P<message>ncclUnhandledCudaError.*)"),
-    S("collective_error", "onnection closed by peer", r"^(?P<message>.*[Cc]onnection closed by peer.*)"),
-    S("collective_error", "Connection reset by peer", r"^(?P<message>.*(?:[Gg]loo|TCPStore|socket|\[c10d\]).*Connection reset by peer.*)"),
+    S("collective_error", "by peer", r"^(?P<message>.*[Cc]onnection closed by peer.*)"),
+    S("collective_error", "by peer", r"^(?P<message>.*(?:[Gg]loo|TCPStore|socket|\[c10d\]).*Connection reset by peer.*)"),
     # -- the Neuron compiler and runtime
     S("compile_error", "neuronx-cc", r"neuronx-cc compilation\)? with exit code (?P<exitcode>-?\d+)(?:: (?P<message>.*))?"),
-    S("compile_error", "Compilation failed for", r"Compilation failed for (?P<message>.*)"),
+    S("compile_error", "Compil", r"Compilation failed for (?P<message>.*)"),
     S("compile_error", "[NCC_", r"\[(?P<code>NCC_[A-Z]+\d+)\] ?(?P<message>.*)"),
-    S("nrt_error", "NRT EXECUTION FAILED", r"NRT EXECUTION FAILED: (?P<message>.*)"),
-    S("nrt_error", "NRT Execution error", r"NRT Execution error (?P<message>.*)"),
+    S("nrt_error", "NRT ", r"NRT EXECUTION FAILED: (?P<message>.*)"),
+    S("nrt_error", "NRT ", r"NRT Execution error (?P<message>.*)"),
     S("nrt_error", "NRT:", r"ERROR\s+NRT:(?P<function>\w+)\s+(?P<message>.*)"),
     S("nrt_error", "TDRV:", r"ERROR\s+TDRV:(?!log_dev_mem)(?P<function>\w+)\s+(?P<message>.*)"),
     S("cpu_fallback", "CPU fallback failed", r"CPU fallback failed for '(?P<operation>[^']*)'"),
     # -- processes
-    S("signal", "closing signal", r"Sending process (?P<pid>\d+) closing signal (?P<name>\w+)"),
-    S("signal", "death signal", r"Received (?P<signal>\d+) death signal"),
-    S("signal", "got signal: ", r"got signal: (?P<signal>\d+)"),
-    S("signal", "died from signal", r"died from signal (?P<signal>\d+)"),
+    S("signal", "signal", r"Sending process (?P<pid>\d+) closing signal (?P<name>\w+)"),
+    S("signal", "signal", r"Received (?P<signal>\d+) death signal"),
+    S("signal", "signal", r"got signal: (?P<signal>\d+)"),
+    S("signal", "signal", r"died from signal (?P<signal>\d+)"),
     S("signal", "Received SIG", r"Received (?P<name>SIG[A-Z]+)"),
     S("signal", "slurmstepd: error", r"slurmstepd: error: (?P<message>.*CANCELLED.*)", {"name": "CANCELLED"}),
     S("signal", "Killed", r"^(?:\S+ line \d+: +\d+ )?Killed\b", {"name": "SIGKILL"}),
@@ -66,7 +66,7 @@ FAILURES: tuple[Shape, ...] = (
     S("child_failed", "exited with code", r"rank (?P<child_rank>\d+) exited with code (?P<exitcode>[1-9]\d*)"),
     S("child_rank", "rank      : ", r"^\s*rank      : (?P<child_rank>\d+) \(local_rank: (?P<local_rank>\d+)\)"),
     S("child_exit", "exitcode  : ", r"^\s*exitcode  : (?P<exitcode>-?\d+) \(pid: (?P<pid>\d+)\)"),
-    S("job_failed", "ChildFailedError:", r"ChildFailedError:"),
+    S("job_failed", "Error", r"ChildFailedError:"),
 )
 # fmt: on
 """``child_rank`` is no event: it tells whose exit code the next line of torchrun's summary gives."""

@@ -9,7 +9,8 @@ The rule for several ranks depends on the order of the lines and on nothing else
 * What they show for a step the speaker has not shown yet waits. It goes out when the speaker skips that step, when the
   speaker has been silent while others went on for ``PATIENCE`` steps (who then speak from there on), or at the end.
 * A row with the pipeline sentinel instead of a loss never wins over one that shows the loss. It waits (``WAITING``
-  steps at most) and goes out, with a null loss, only if no rank shows that step's loss.
+  steps at most, ``WAITING_LIVE`` where somebody waits for it) and goes out, with a null loss, only if no rank shows
+  that step's loss.
 
 The rule for several runs in one log: a step counter that goes back, of the same rank, starts a new segment; so does
 the same step once more at another time, or with another loss where there are no times, or after training was
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from harness.logs.agree import disagreements, same_value, seconds_between
@@ -30,6 +31,7 @@ from harness.logs.records import Event, Row
 PATIENCE = 64
 """torchrun prints what each rank wrote in the last 0.1 s in one go, so a rank may seem to be this many steps ahead."""
 WAITING = 4096
+WAITING_LIVE = 4
 REMEMBERED = 4096
 """How many of the last steps are remembered for comparison."""
 SAME_MOMENT_S = 3.0
@@ -42,30 +44,44 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """What one rank has printed so far."""
 
     segment: int
-    last: dict[str, int] = field(default_factory=dict)
-    """Last step per kind of row, in this segment."""
-    time: str | bytes | None = None
+    train: int = -1
+    """Last step of its training rows in this segment."""
+    validate: int = -1
+    """The same of its validation rows."""
+    time: str | None = None
     started: bool = False
     """Whether a start of training was announced since the last row."""
+
+    def last(self, kind: str) -> int:
+        return self.train if kind == "train" else self.validate
+
+    def advance(self, row: Row) -> None:
+        """Note that ``row`` was printed."""
+        if row.kind == "train":
+            self.train = max(row.step, self.train)
+        else:
+            self.validate = max(row.step, self.validate)
+        self.time = row.time or self.time
+        self.started = False
 
 
 class Merger:
     """Takes rows in the order of the log and gives back what is to go out."""
 
-    def __init__(self, metrics_rank: int | None = None):
+    def __init__(self, metrics_rank: int | None = None, *, live: bool = False):
+        self._most_waiting = WAITING_LIVE if live else WAITING
         self._told_speaker = metrics_rank is not None
         self._speaker: int | None = metrics_rank
         self._has_speaker = metrics_rank is not None
         self._keep_speaker = metrics_rank is not None
         self.segment = 0
-        self._streams: dict[int | None, _Stream] = {}
+        self._streams: dict[int | None, Stream] = {}
         self._sent: OrderedDict[Key, Row] = OrderedDict()
         self._newest: dict[str, int] = {}
-        self._latest: Key | None = None
         self._waiting: OrderedDict[Key, Row] = OrderedDict()
         self._visible = 0
         """How many of the waiting rows show their loss."""
@@ -83,58 +99,39 @@ class Merger:
 
     def started(self, step: int | None, rank: int | None, time: str | None, line: int) -> list[Row | Event]:
         """``rank`` announced that training starts at ``step`` (``None`` where the line does not say)."""
-        stream = self._streams.get(rank)
-        if stream is None or not stream.last or seconds_between(stream.time, time, 0.0) < 0:
+        stream = self.stream(rank)
+        latest = max(stream.train, stream.validate)
+        if latest < 0 or seconds_between(stream.time, time, 0.0) < 0:
             return []
-        if step is not None and step <= max(stream.last.values()):
+        if step is not None and step <= latest:
             return self._advance(stream, step, rank, time, line, "training starts again")
         stream.started = True
         return []
 
-    def echo(self, rank: int | None, key: Key, time: bytes) -> bool:
-        """Note that ``rank`` printed the very row last sent; False where that needs a closer look (``add``)."""
+    def stream(self, rank: int | None) -> Stream:
+        """What ``rank`` has printed so far."""
         stream = self._streams.get(rank)
-        if stream is None or stream.started or stream.segment != self.segment or key != self._latest:
-            return False
-        kind, step = key
-        if stream.last.get(kind, -1) >= step:
-            return False
-        stream.last[kind] = step
-        stream.time = time
-        return True
+        if stream is None:
+            stream = self._streams[rank] = Stream(self.segment)
+        return stream
 
     def add(self, row: Row) -> list[Row | Event]:
         """What is to go out now that ``row`` has been read; sets its segment."""
-        stream = self._streams.get(row.rank)
-        if stream is None:
-            stream = self._streams[row.rank] = _Stream(self.segment)
-        elif self._is_plain(stream, row):
-            stream.last[row.kind] = row.step
-            stream.time = row.time
+        stream = self.stream(row.rank)
+        if self._is_plain(stream, row):
+            stream.advance(row)
             row.segment = self.segment
             return self._send(row)
         out: list[Row | Event] = []
-        last = stream.last.get(row.kind)
-        if last is not None and row.step <= last and self._is_new_run(stream, row):
-            out = self._advance(
-                stream,
-                row.step,
-                row.rank,
-                row.time,
-                row.line,
-                "the step counter goes back",
-            )
-            last = None
-        stream.started = False
-        if last is None or row.step > last:
-            stream.last[row.kind] = row.step
-        stream.time = row.time or stream.time
+        if row.step <= stream.last(row.kind) and self._is_new_run(stream, row):
+            out = self._advance(stream, row.step, row.rank, row.time, row.line, "the step counter goes back")
+        stream.advance(row)
         row.segment = stream.segment
         if stream.segment < self.segment:  # a late print of a run that is over
             return out
         return out + self._place(row)
 
-    def _is_plain(self, stream: _Stream, row: Row) -> bool:
+    def _is_plain(self, stream: Stream, row: Row) -> bool:
         """Whether this is just the speaker's next step, with nobody waiting: the usual case, decided quickly."""
         return (
             not self._waiting
@@ -143,16 +140,15 @@ class Merger:
             and row.loss is not None
             and self._has_speaker
             and row.rank == self._speaker
-            and row.step > stream.last.get(row.kind, -1)
             and row.step > self._newest.get(row.kind, -1)
-            and row.time is not None
+            and row.step > stream.last(row.kind)
         )
 
     def close(self) -> list[Row | Event]:
         """What was still waiting."""
         return self._release(lambda key: True)
 
-    def _is_new_run(self, stream: _Stream, row: Row) -> bool:
+    def _is_new_run(self, stream: Stream, row: Row) -> bool:
         if stream.started:
             return True
         if stream.segment < self.segment:  # another rank has begun the next run already
@@ -174,17 +170,12 @@ class Merger:
         return sum(islice(later, 2))
 
     def _advance(
-        self,
-        stream: _Stream,
-        step: int,
-        rank: int | None,
-        time: str | None,
-        line: int,
-        reason: str,
+        self, stream: Stream, step: int, rank: int | None, time: str | None, line: int, reason: str
     ) -> list[Row | Event]:
         """Move ``stream`` to the next segment, opening that if no other rank has."""
-        previous = max(stream.last.values(), default=None)
-        stream.last.clear()
+        previous = max(stream.train, stream.validate)
+        stream.train = stream.validate = -1
+        stream.started = False
         if stream.segment < self.segment:
             stream.segment = self.segment
             return []
@@ -193,7 +184,6 @@ class Merger:
         stream.segment = self.segment
         self._sent.clear()
         self._newest.clear()
-        self._latest = None
         self._told.clear()
         self._has_speaker = self._keep_speaker
         data = {"step": step, "previous_step": previous, "reason": reason}
@@ -237,8 +227,8 @@ class Merger:
             due = [key for key, row in self._waiting.items() if row.loss is not None]
             self._speaker, self._has_speaker = self._waiting[due[-1]].rank, True
             return self._release(lambda key: key[1] <= due[-1][1])
-        if len(self._waiting) > WAITING:
-            return self._send(self._take(next(iter(self._waiting))))
+        if len(self._waiting) - self._visible > self._most_waiting:
+            return self._send(self._take(next(key for key, row in self._waiting.items() if row.loss is None)))
         return []
 
     def _release(self, due: Callable[[Key], bool]) -> list[Row | Event]:
@@ -256,8 +246,7 @@ class Merger:
         return row
 
     def _send(self, row: Row) -> list[Row | Event]:
-        key = self._latest = (row.kind, row.step)
-        self._sent[key] = row
+        self._sent[row.kind, row.step] = row
         if row.step > self._newest.get(row.kind, -1):
             self._newest[row.kind] = row.step
         if len(self._sent) > REMEMBERED:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.logs.columns import CANONICAL_LINE
-from harness.logs.merge import Key, Merger
+from harness.logs.merge import Merger, Stream
 from harness.logs.records import Row
 from harness.logs.rows import row_from_tokens
 from harness.logs.steplines import ORDER
@@ -33,19 +33,21 @@ class Sent(NamedTuple):
     """Where in it ``step:`` stands."""
     stamp_size: int
     """How far before it the time stamp begins."""
-    rank: int | None
-    key: Key
     end: bytes
-    """From the last percent sign (or N/A) to the end of the line."""
+    """From the last percent sign (or N/A) to behind the line feed."""
     end_size: int
     longest: int
     """The length of the line and some more: room for longer numbers, not for a second record."""
+    stream: Stream
+    """Of the rank that printed it."""
+    step: int
+    time: str | None
 
 
-def _sent(line: bytes, head_size: int, offset: int, stamp_size: int, row: Row) -> Sent:
-    """``row`` as it stands in ``line``, which begins behind the prefix."""
+def _sent(line: bytes, head_size: int, offset: int, stamp_size: int, stream: Stream, row: Row) -> Sent:
+    """``row`` as it stands in ``line``, which begins behind the prefix and ends with a line feed."""
     end = line[max(line.rfind(b"%"), line.rfind(b"N/A")) :]
-    return Sent(line[:head_size], offset, stamp_size, row.rank, (row.kind, row.step), end, len(end), len(line) + 32)
+    return Sent(line[:head_size], offset, stamp_size, end, len(end), len(line) + 32, stream, row.step, row.time)
 
 
 class Quick:
@@ -64,10 +66,10 @@ class Quick:
 
         ``reach`` is that of ``StepLines``. Without ``remembers`` every line is read in full.
         """
-        self._echo, self._reach = merger.echo, reach
+        self._merger, self._reach = merger, reach
         self._number, self._send, self._remembers = number, send, remembers
         self._kinds: dict[bytes, str | None] = {}
-        self._ranks: dict[bytes, int | None] = {}
+        self._streams: dict[bytes, Stream] = {}
         self._sent: Sent | None = None
 
     def forget(self) -> None:
@@ -77,15 +79,15 @@ class Quick:
     def read(self, block: bytes, start: int, at: int) -> int:
         """Read the line at ``start``, whose ``step:`` is at ``at``; where it ends, or 0 if it is not a usual one."""
         if self._sent is not None:
-            head, offset, stamp_size, sender, key, ending, end_size, longest = self._sent
+            head, offset, stamp_size, ending, end_size, longest, sender, step, time = self._sent
             begin = at - offset
             if block.startswith(head, begin):
-                stamp_at = begin - stamp_size
-                rank = self._ranks.get(block[start:stamp_at], sender)
-                end = block.find(b"\n", at, begin + longest)
-                alike = rank != sender and end > 0 and block.startswith(ending, end - end_size)
-                if alike and self._echo(rank, key, block[stamp_at : stamp_at + 23]):
-                    return end + 1
+                stream = self._streams.get(block[start : begin - stamp_size], sender)
+                end = block.find(ending, at, begin + longest)
+                new = stream is not sender and not stream.started and stream.segment == sender.segment
+                if new and end > 0 and stream.train < step:
+                    stream.train, stream.time = step, time
+                    return end + end_size
         prefix = STANDARD_PREFIX.match(block, start, at)
         body = CANONICAL_LINE.match(block, at) if prefix is not None else None
         if prefix is None or body is None:
@@ -106,11 +108,12 @@ class Quick:
         if self._remembers:
             stamp_at = prefix.start(2)
             lead = block[start:stamp_at]
-            if lead not in self._ranks and len(self._ranks) < _MOST:
-                self._ranks[lead] = rank
-            if sent_at_once and kind == "train" and len(self._ranks) > 1:
+            if lead not in self._streams and len(self._streams) < _MOST:
+                self._streams[lead] = self._merger.stream(rank)
+            if sent_at_once and kind == "train" and len(self._streams) > 1:
                 head_size = body.end(2 if row.grad_norm is None else 3) - begin
-                self._sent = _sent(block[begin : body.end() - 1], head_size, at - begin, begin - stamp_at, row)
+                line, stream = block[begin : body.end()], self._merger.stream(rank)
+                self._sent = _sent(line, head_size, at - begin, begin - stamp_at, stream, row)
         return body.end()
 
     def _kind(self, between: bytes) -> str | None:

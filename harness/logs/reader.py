@@ -37,14 +37,15 @@ class LogReader:
     """Reads one log, in pieces of any size; what comes out does not depend on how the bytes are cut.
 
     ``metrics_rank`` is the rank whose rows count where several ranks print (``harness.logs.merge`` has the whole rule).
-    ``every_rank=True`` gives the rows of every rank instead of one per step.
+    ``every_rank=True`` gives the rows of every rank instead of one per step. ``live=True`` is for a log that is being
+    written: rows of pipeline stages that do not see the loss, and otherwise wait for one that does, then come sooner.
     """
 
-    def __init__(self, metrics_rank: int | None = None, *, every_rank: bool = False):
-        self._announcer = Announcer(_EVENT_FROM)
+    def __init__(self, metrics_rank: int | None = None, *, every_rank: bool = False, live: bool = False):
+        self._announcer = Announcer()
         self._needles = _search()
         self._blocks = Blocks(self._needles)
-        self._merger = Merger(metrics_rank)
+        self._merger = Merger(metrics_rank, live=live)
         self._every_rank = every_rank
         self._steps = StepLines(self._reading, self._reject)
         self._quick = Quick(self._merger, self._steps.reach, self._number, self._row, remembers=not every_rank)
@@ -122,9 +123,9 @@ class LogReader:
         elif step >= end and self._steps.open is None:
             found = []
             while events_at[other][1] < end:
-                found.append(events_at[other][0])
+                found.append(events_at[other][0] - _EVENT_FROM)
                 other += 1
-            self._events(clean(line), found)
+            self._events(line, found)
         else:
             if start:
                 self._before = block[max(0, start - _TAIL) : start - 1]
@@ -158,7 +159,7 @@ class LogReader:
             used = self._steps.open is not None and self._steps.go_on(part, whole)
             if has_step and not used:
                 self._steps.read(part, self._line, whole, before)
-        self._events(text, [hit for hit in hits if hit >= _EVENT_FROM])
+        self._events(text, [hit - _EVENT_FROM for hit in hits if hit >= _EVENT_FROM])
         if any(_JSON_FROM <= hit < _EVENT_FROM for hit in hits):
             self._json(text)
 
@@ -195,11 +196,12 @@ class LogReader:
             elif not self._every_rank:
                 self._out.append(record)
 
-    def _events(self, text: bytes, hits: list[int]) -> None:
-        for event in self._announcer.events(text, hits, self._line) if hits else ():
+    def _events(self, line: bytes, found: list[int]) -> None:
+        for event in self._announcer.events(line, found, self._line) if found else ():
             if event.kind == "training_start":
                 step = event.data.get("step")
                 event.data["resumed"] = None if step is None else step > 1
+                self._quick.forget()
                 self._merged(self._merger.started(step, event.rank, event.time, event.line))
             elif event.kind == "metrics_rank":
                 self._merger.name_metrics_rank(event.data["rank_named"])

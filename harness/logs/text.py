@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import lru_cache
 
 _SPELT_ESC = rb"\^\[|\\u001b|\\x1[bB]|\\033|\\e|\xe2\x90\x9b"
 """The ESC byte written out by cat -v, JSON, repr, shells, and as its Unicode picture."""
@@ -30,7 +31,8 @@ PREFIX_BYTES = 400
 """How far back from a record its prefix is looked for."""
 
 STANDARD_PREFIX = re.compile(
-    rb"(?:\[rank(\d{1,6})\]:)?+(?:\[titan\] )?+(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - [^\s]{1,80} - [A-Z]{4,8} - "
+    rb"(?:\[rank(\d{1,6})\]:)?+(?:\[titan\] )?+"
+    rb"(\d{4}-\d\d-\d\d [0-2]\d:[0-5]\d:[0-5]\d,\d{3}) - [^\s]{1,80} - [A-Z]{4,8} - "
 )
 """torchtitan's own prefix (since 2024-01; ``[titan]`` since 2025-02) behind torchrun's: rank and time."""
 
@@ -51,7 +53,7 @@ def clean(raw: bytes) -> bytes:
     """``raw`` without colour codes, other escape sequences and NUL bytes."""
     if b"\0" in raw:
         raw = raw.replace(b"\0", b"")
-    if b"\x1b" in raw or _BARE_COLOUR.search(raw) is not None:
+    if b"\x1b" in raw or (b"[" in raw and _BARE_COLOUR.search(raw) is not None):
         return ANSI.sub(b"", raw)
     return raw
 
@@ -68,7 +70,14 @@ def decode(text: bytes) -> str:
 
 def iso(stamp: bytes) -> str | None:
     """torchtitan's ``2026-10-20 10:11:12,345`` as ISO 8601; ``None`` if there is no such time."""
-    return _possible(stamp.replace(b" ", b"T").replace(b",", b".").decode("ascii"))
+    text = stamp.replace(b" ", b"T").replace(b",", b".").decode("ascii")
+    return text if _has_day(text[:13]) else None
+
+
+@lru_cache(maxsize=64)
+def _has_day(hour: str) -> bool:
+    """Whether there is such an hour: the rest of a stamp cannot be wrong, and an hour has many lines."""
+    return _possible(hour) is not None
 
 
 def _possible(text: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.logs import Event, Row
 from harness.logs.agree import same_value, seconds_between
-from harness.logs.merge import PATIENCE, REMEMBERED, WAITING, Merger
+from harness.logs.merge import PATIENCE, REMEMBERED, WAITING, WAITING_LIVE, Merger
 
 INF, NAN = float("inf"), float("nan")
 
@@ -74,6 +74,13 @@ def test_hidden_rows_do_not_pile_up_without_end() -> None:
     merger = Merger()
     out = run(merger, *(row(step, 0, None) for step in range(1, WAITING + 11)))
     assert out == [(0, step, 0) for step in range(1, 11)]
+
+
+def test_live_hidden_rows_wait_for_a_few_steps_only() -> None:
+    merger = Merger(live=True)
+    assert run(merger, *(row(step, 0, None) for step in range(1, WAITING_LIVE + 1))) == []
+    assert run(merger, row(WAITING_LIVE + 1, 0, None)) == [(0, 1, 0)]
+    assert run(merger, row(2, 3)) == [(0, 2, 3)]  # in time: the sentinel does not win
 
 
 def test_a_loss_that_differs_by_rounding_is_no_disagreement() -> None:
