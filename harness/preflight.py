@@ -13,6 +13,7 @@ from harness.manifest import versions
 from harness.plan import TESTED_ON_TRAINIUM, ConfigError, Plan
 from harness.terminal import show_dry_run
 from harness.training import command, environment, make_spec
+from harness.weights import weight_problems
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,9 +43,36 @@ def refuse_impossible(plan: Plan) -> None:
     """
     if wrong := promise_mismatches(plan.config.path):
         raise ConfigError(f"path {plan.config.path.name} would train another model than it says: {'; '.join(wrong)}")
+    refuse_wrong_weights(plan)
     disk = check_disk(plan)
     if disk.verdict == "error":
         raise ConfigError(disk.text)
+
+
+def refuse_wrong_weights(plan: Plan) -> None:
+    """The initial weights, from config.json and headers alone, against the model that will be built.
+
+    Raises:
+        ConfigError: weights that do not fit, or that would be loaded, or left out, against the asked for mode.
+    """
+    init = plan.config.init
+    if init.mode == "random" and init.path:
+        raise ConfigError(
+            f"init=random does not load init.path={init.path}: say init=pretrained, or leave the path out"
+        )
+    if init.mode == "random":
+        return
+    if not init.path:
+        raise ConfigError("init=pretrained needs init.path=DIR, a directory with safetensors and config.json")
+    try:
+        problems = weight_problems(Path(init.path), plan.shape)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"init.path={init.path}: {error}") from error
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ConfigError(
+            f"init.path={init.path} does not fit path={plan.config.path.name}: {'; '.join(problems[:3])}{more}"
+        )
 
 
 def check_disk(plan: Plan) -> Finding:

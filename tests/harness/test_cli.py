@@ -49,6 +49,12 @@ WRONG = {
     "escaping name": (["+path=native_4b", "experiment_name=../x"], "experiment_name='../x'"),
     "full scale on CPU": (["+path=native_4b", "scale.rehearsal=false"], "full scale does not train on CPU"),
     "no data": (["+path=native_4b", "data=local", "data.path=/nowhere"], "no such file or directory: /nowhere"),
+    "weights that are not asked for": (
+        ["+path=native_4b", "init.path=/somewhere"],
+        "init=random does not load init.path=/somewhere: say init=pretrained, or leave the path out",
+    ),
+    "pretrained without a path": (["+path=native_4b", "init=pretrained"], "init=pretrained needs init.path=DIR"),
+    "no weights there": (["+path=native_4b", "init=pretrained", "init.path=/nowhere"], "init.path=/nowhere"),
     "another model": (
         ["+path=native_4b", "path.published.num_layers=64"],
         "path native_4b would train another model than it says: num_layers is 64, promised 36",
