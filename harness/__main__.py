@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("path", "platform", "kernel", "init", "data", "phases", "tracking")
 OPTIONAL_GROUPS = ("experiment",)
+FREE_KEYS = "platform.env."
+"""Below this, any key may be named."""
 FINISHED = "finished"
 HELP = """\
 usage: python -m harness +path=PATH [key=value ...]      one pilot
@@ -58,6 +60,8 @@ def accept_plus(argument: str) -> str:
     Without its plus, a key that does not exist is refused instead of added.
     """
     name, equals, _ = argument.partition("=")
+    if name.lstrip("+").startswith(FREE_KEYS):
+        return f"++{argument.lstrip('+')}"
     optional = name.lstrip("+") in OPTIONAL_GROUPS or name.startswith("+hydra")
     return argument.lstrip("+") if equals and not optional else argument
 

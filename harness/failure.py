@@ -37,7 +37,8 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: in
     """The first failing rank and its error, from the best source there is.
 
     A rank that dies by a signal writes no error file, while the others fail for want of it and do: so a signal comes
-    first, then the earliest error file, then a rank that only exited, then what the log says.
+    first (not SIGTERM, by which torchrun ends the others), then the earliest error file, then a rank that only exited,
+    then what the log says.
 
     Args:
         oom_kills: how many processes the kernel killed for want of memory on this host during the run.
@@ -46,16 +47,16 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: in
     if end.cause:
         return Failure(end.cause, error.detail if error else "")
     exits = exit_codes(events, rank_logs.parent / "train.log")
-    killed = [exited for exited in exits if exited.code < 0]
+    killed = [exited for exited in exits if exited.code < 0 and exited.code != -signal.SIGTERM]
     if killed:
-        first = min(killed, key=lambda exited: exited.code == -signal.SIGTERM)  # that is how torchrun ends the others
-        return _with_memory(f"rank {first.rank}", exit_text(first.code), rank_logs, oom_kills)
+        return _with_memory(f"rank {killed[0].rank}", exit_text(killed[0].code), rank_logs, oom_kills)
     if error is not None:
         return error
     if exits:
-        said = last_words(rank_logs, exits[0].rank)
-        text = f"{exit_text(exits[0].code)}{': ' if said else ''}{said}"
-        return _with_memory(f"rank {exits[0].rank}", text, rank_logs, oom_kills)
+        first = min(exits, key=lambda exited: exited.code == -signal.SIGTERM)
+        said = last_words(rank_logs, first.rank) if first.code > 0 else ""
+        text = f"{exit_text(first.code)}{': ' if said else ''}{said}"
+        return _with_memory(f"rank {first.rank}", text, rank_logs, oom_kills)
     for event in events:
         if event.kind == "exception":
             rank = f"rank {event.rank}" if event.rank is not None else "a rank"

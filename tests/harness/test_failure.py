@@ -38,6 +38,37 @@ def test_a_signal_comes_before_the_errors_it_caused(tmp_path: Path) -> None:
     assert explain(FAILED, [child_failed(1, -9)], tmp_path).reason == "rank 1: killed by SIGKILL"
 
 
+def test_the_signal_by_which_torchrun_ends_the_others_explains_nothing(tmp_path: Path) -> None:
+    ended = [child_failed(0, -15)]
+    assert explain(FAILED, ended, tmp_path).reason == "rank 0: killed by SIGTERM"
+    assert explain(FAILED, [*ended, child_failed(1, -11)], tmp_path).reason == "rank 1: killed by SIGSEGV"
+    error_file(tmp_path, 1, "ValueError: bad data", 100)
+    assert explain(FAILED, ended, tmp_path).reason == "rank 1: ValueError: bad data"
+
+
+SUMMARY = """\
+[0]:
+  time      : 2026-11-30_06:05:51
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 9889)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 9888)  (SIGKILL)
+"""
+
+
+def test_torchrun_s_summary_counts(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    (tmp_path / "train.log").write_text(SUMMARY)
+    assert explain(FAILED, [child_failed(1, -15)], ranks).reason == "rank 0: killed by SIGKILL"
+    (tmp_path / "train.log").write_text(SUMMARY.replace("  rank", "[rank0]:  rank"))  # a rank that prints the like
+    assert explain(FAILED, [child_failed(1, -15)], ranks).reason == "rank 1: killed by SIGTERM"
+
+
 def test_exit_without_exception_says_what_was_printed(tmp_path: Path) -> None:
     place = tmp_path / "none_abc" / "attempt_0" / "0"
     place.mkdir(parents=True)
