@@ -26,6 +26,7 @@ from pathlib import Path
 
 RUN_ID = "PILOT_RUN_ID"
 SPEC = "PILOT_SPEC"
+HARNESS = "PILOT_HARNESS_PID"
 OUTPUTS = "PILOT_OUTPUTS"
 """For each local rank the file to print to, separated by blanks."""
 PIPE_BYTES = 1 << 18
@@ -69,13 +70,13 @@ class TrainingProcesses:
         """
         self.run_id = run_id
         self._ranks = [_Pipe() for _ in range(num_ranks)] if Path("/proc/self/fd").exists() else []
-        outputs = {OUTPUTS: " ".join(pipe.path for pipe in self._ranks)}
+        own = {RUN_ID: run_id, HARNESS: str(os.getpid()), OUTPUTS: " ".join(pipe.path for pipe in self._ranks)}
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | dict(env) | outputs | {RUN_ID: run_id},
+            env=os.environ | dict(env) | own,
             start_new_session=True,
             preexec_fn=dying_with_parent(),
         )
@@ -211,7 +212,8 @@ def join_run() -> None:
     if run_id is None:
         return
     die_with_parent()
-    if not belongs_to(os.getppid(), run_id):  # torchrun died before the request was made
+    parent = os.getppid()
+    if not belongs_to(parent, run_id) and str(parent) != os.environ.get(HARNESS):  # it died before the request was made
         os._exit(1)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)  # else py-spy sees nothing where Yama forbids it

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torchtitan.config.override import derive, override
 from torchtitan.models.common import CosSinRoPE
 
@@ -57,6 +58,23 @@ class TalkingRoPE(CosSinRoPE):
 @override(target=CosSinRoPE.Config, fqns=LAYER_0, description="prints a text")
 def talking_rope(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
     return derive(config, TalkingRoPE.Config)
+
+
+class GreedyRoPE(CosSinRoPE):
+    """The library's own, but it asks for 64 TiB of memory first."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):
+        pass
+
+    def forward(self, *args, **kwargs):
+        torch.empty(1 << 46, dtype=torch.uint8)
+        return super().forward(*args, **kwargs)
+
+
+@override(target=CosSinRoPE.Config, fqns=LAYER_0, description="asks for too much memory")
+def greedy_rope(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
+    return derive(config, GreedyRoPE.Config)
 
 
 class FailingRoPE(CosSinRoPE):
