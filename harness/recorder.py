@@ -48,7 +48,7 @@ class Recorder:
         self._events = JsonLines(run.file(rundir.EVENTS))
         self._rank_logs: dict[int, RankLog] = {}
         self._scrubbers: dict[int | None, Scrubber] = {None: Scrubber(), 0: Scrubber(b"[rank0]:")}
-        self._reader = LogReader()
+        self._reader = LogReader(live=True)
         self._closed = False
         self._lock = threading.RLock()  # samplers note events from their own threads
         with contextlib.suppress(OSError):
