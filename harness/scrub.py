@@ -66,15 +66,21 @@ class Scrubber:
     def _piece(self) -> bytes:
         """The first part of an over-long line, cut where scrubbing the parts is scrubbing the whole."""
         whole = bytes(self._pending[:LIMIT])
-        scrubbed, end, cut = redact_bytes(whole), LIMIT - KEPT_BACK, 0
-        for _ in range(TRIES):
-            cut = max(whole.rfind(separator, 0, end) for separator in _SEPARATORS) + 1
-            if cut <= 0 or redact_bytes(whole[:cut]) + redact_bytes(whole[cut:]) == scrubbed:
-                break
-            end = cut - 1
-        cut = cut if cut > 0 else LIMIT - KEPT_BACK  # no separator anywhere: no secret either, but one blob
+        cut = self._safe_cut(whole) if self._search(whole.lower(), overlapping=True) else 0
+        cut = cut or LIMIT - KEPT_BACK  # no secret in sight, or one blob without any separator
         del self._pending[:cut]
         return self._lines(whole[:cut])
+
+    @staticmethod
+    def _safe_cut(whole: bytes) -> int:
+        """Behind which separator to cut; 0 if there is none."""
+        scrubbed, end = redact_bytes(whole), LIMIT - KEPT_BACK
+        for _ in range(TRIES):
+            cut = max(whole.rfind(separator, 0, end) for separator in _SEPARATORS) + 1
+            if cut == 0 or redact_bytes(whole[:cut]) + redact_bytes(whole[cut:]) == scrubbed:
+                return cut
+            end = cut - 1
+        return 0
 
     def _scrub(self, block: bytes) -> bytes:
         """``block`` with the lines scrubbed that hold a needle; almost none do."""

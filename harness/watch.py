@@ -113,7 +113,7 @@ def watch(
             now = time.monotonic()
             if chunks:
                 quiet_since = now
-            elif processes.ended or (processes.exit_code is not None and now - quiet_since > QUIET_AFTER_EXIT_S):
+            elif processes.exit_code is not None and (processes.ended or now - quiet_since > QUIET_AFTER_EXIT_S):
                 break  # torchrun is gone, and whoever holds a pipe open says nothing
             if now - looked > LOOK_S:
                 looked = now
