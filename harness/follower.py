@@ -20,7 +20,7 @@ from harness.rundir import RunDir
 POLL_S = 0.05
 START_S = 30.0
 """How long the process may take to start, which is our own slowness, not the server's."""
-ANSWER_S = 1.5
+ANSWER_S = 1.2
 """How long the end of a pilot waits for the answer of a server that has never answered, or always at once."""
 LOCAL_ANSWER_S = 30.0
 """The same for a local database: it cannot hang, but making its tables takes a while."""
@@ -84,7 +84,7 @@ class Follower:
 
     def _listen(self) -> bool:
         """Take in what the process has told since; whether that was anything."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing new, or closed
             while data := os.read(self._pipe, 1 << 16):
                 self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
