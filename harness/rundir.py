@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -180,8 +181,11 @@ def find_runs(root: str | Path) -> list[RunDir]:
 
 
 @contextlib.contextmanager
-def claimed(run: RunDir, purpose: str) -> Iterator[bool]:
-    """Whether this process alone does ``purpose`` with the run inside the block. The claim ends with the process."""
+def claimed(run: RunDir, purpose: str, wait_s: float = 0.0) -> Iterator[bool]:
+    """Whether this process alone does ``purpose`` with the run inside the block. The claim ends with the process.
+
+    Another's claim is waited for ``wait_s`` seconds: one that was killed may take a moment to be gone.
+    """
     import fcntl
 
     try:
@@ -190,14 +194,18 @@ def claimed(run: RunDir, purpose: str) -> Iterator[bool]:
         yield True
         return
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            pass
-        yield True
+        deadline, mine = time.monotonic() + wait_s, False
+        while not mine:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mine = True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.02)
+            except OSError:  # a file system without locks
+                mine = True
+        yield mine
 
 
 def own_status(state: str, **fields: Any) -> Status:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlparse
 
 from harness import rundir
+from harness.artifacts import artifacts
 from harness.mlflow_client import artifact_location, connect, default_uri
 from harness.privacy import redact_text
 from harness.progress import printable
@@ -33,7 +34,6 @@ from harness.projection import (
     to_ms,
 )
 from harness.rundir import GrowingJsonLines, RunDir, claimed, now
-from harness.scrub import Scrubber
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -44,10 +44,8 @@ MLFLOW_STATUS = {rundir.FINISHED: "FINISHED", rundir.FAILED: "FAILED", rundir.KI
 BATCH = 1000  # MLflow's limit for the metrics of one request
 TRIES, QUICK_S = 3, 2.0
 """A request that fails within this time is tried again at once: a connection dropped, not a server that hangs."""
-DOCUMENTS = (
-    rundir.CONFIG, rundir.MANIFEST, rundir.SUMMARY, rundir.CHECKS, rundir.STATUS, rundir.ROWS, rundir.SAMPLES,
-)  # fmt: skip
-OF_FAILURES = ("error.txt", "stall.txt")
+CLAIM_S = 3.0
+"""How long another process that sends the same run is waited for."""
 T = TypeVar("T")
 
 
@@ -98,7 +96,7 @@ class Tracker:
             BeingSent: another process is at it.
             Exception: what MLflow raises; the next call goes on where this one broke off.
         """
-        with claimed(self.run, "sending") as mine:
+        with claimed(self.run, "sending", CLAIM_S) as mine:
             if not mine:
                 raise BeingSent("another process is sending this run")
             try:
@@ -288,30 +286,6 @@ def in_a_line(error: BaseException, uri: str) -> str:
         return f"{uri} does not answer: {innermost.strerror or innermost}"
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
-
-
-def artifacts(run: RunDir, staging: Path) -> Iterator[Path]:
-    """The files to attach: documents as they are, log and events scrubbed once more, and for a failed run its end."""
-    yield from (run.file(name) for name in DOCUMENTS if run.file(name).exists())
-    for file in (*run.log_files(), run.file(rundir.EVENTS)):
-        if file.suffix == ".zst":
-            yield file
-        elif file.exists():
-            yield scrubbed_copy(file, staging)
-    status = run.status()
-    if status is not None and status.state != rundir.FINISHED:
-        (staging / "log_tail.txt").write_text(redact_text(run.log_tail(50)) + "\n", encoding="utf-8")
-        yield staging / "log_tail.txt"
-        yield from (scrubbed_copy(run.file(name), staging) for name in OF_FAILURES if run.file(name).exists())
-
-
-def scrubbed_copy(file: Path, staging: Path) -> Path:
-    scrubber, copy = Scrubber(), staging / file.name
-    with file.open("rb") as source, copy.open("wb") as target:
-        while data := source.read(1 << 20):
-            target.write(scrubber.feed(data))
-        target.write(scrubber.close())
-    return copy
 
 
 def _chunks(items: list, size: int) -> Iterator[list]:

@@ -82,9 +82,12 @@ def targets(fault: str, pilot: Pilot) -> list[int]:
         return []
     if fault == "rank":
         return list(ranks_of(found[0]).values())
-    children = Path(f"/proc/{pilot.process.pid}/task/{pilot.process.pid}/children").read_text().split()
     word = {"agent": b"standin.py", "tracker": b"harness.sync"}[fault]
-    return [int(pid) for pid in children if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    try:
+        children = Path(f"/proc/{pilot.process.pid}/task/{pilot.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    except OSError:  # one of them, or the pilot, has just gone
+        return []
 
 
 def sync_killed(run: RunDir, uri: str, seconds: float) -> None:
