@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.logs import Event
-from harness.out_of_memory import OutOfMemory, out_of_memory
+from harness.out_of_memory import KernelKills, OutOfMemory, out_of_memory
 from harness.privacy import redact_text
 from harness.progress import printable
 from harness.streams import tail
@@ -19,7 +19,7 @@ from harness.watch import End
 
 RANK_LOGS = "ranks"
 MAX_REASON = 300
-_SUMMARY = re.compile(r"^ +rank +: \d+ \(local_rank: (\d+)\)\n +exitcode +: (-?\d+) ", re.M)
+_SUMMARY = re.compile(r"^ +rank +: \d+ \(local_rank: (\d+)\)\n +exitcode +: (-?\d+) \(pid: (\d+)\)", re.M)
 FRAME = " \t│─╭╮╰╯"
 
 
@@ -33,7 +33,7 @@ class Failure:
     """Set where memory ran out."""
 
 
-def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: int = 0) -> Failure:
+def explain(end: End, events: Sequence[Event], rank_logs: Path, kills: KernelKills | None = None) -> Failure:
     """The first failing rank and its error, from the best source there is.
 
     A rank that dies by a signal writes no error file, while the others fail for want of it and do: so a signal comes
@@ -41,7 +41,7 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: in
     then what the log says.
 
     Args:
-        oom_kills: how many processes the kernel killed for want of memory on this host during the run.
+        kills: what the kernel killed for want of memory during the run.
     """
     error = first_error_file(rank_logs)
     if end.cause:
@@ -49,26 +49,28 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, *, oom_kills: in
     exits = exit_codes(events, rank_logs.parent / "train.log")
     killed = [exited for exited in exits if exited.code < 0 and exited.code != -signal.SIGTERM]
     if killed:
-        return _with_memory(f"rank {killed[0].rank}", exit_text(killed[0].code), rank_logs, oom_kills)
+        evidence = kills.evidence(killed[0].pid) if kills and killed[0].code == -signal.SIGKILL else ""
+        return _with_memory(f"rank {killed[0].rank}", exit_text(killed[0].code), rank_logs, evidence)
     if error is not None:
         return error
     if exits:
         first = min(exits, key=lambda exited: exited.code == -signal.SIGTERM)
         said = last_words(rank_logs, first.rank) if first.code > 0 else ""
         text = f"{exit_text(first.code)}{': ' if said else ''}{said}"
-        return _with_memory(f"rank {first.rank}", text, rank_logs, oom_kills)
+        return _with_memory(f"rank {first.rank}", text, rank_logs)
     for event in events:
         if event.kind == "exception":
             rank = f"rank {event.rank}" if event.rank is not None else "a rank"
-            return _with_memory(rank, f"{event.data.get('type')}: {event.data.get('message')}", rank_logs, oom_kills)
-    return _with_memory("torchrun", exit_text(end.exit_code), rank_logs, oom_kills)
+            return _with_memory(rank, f"{event.data.get('type')}: {event.data.get('message')}", rank_logs)
+    return _with_memory("torchrun", exit_text(end.exit_code), rank_logs)
 
 
-def _with_memory(who: str, text: str, rank_logs: Path, oom_kills: int) -> Failure:
-    """A failure in one line; whether it was want of memory is asked of that line, the rank's last words, the kernel."""
+def _with_memory(who: str, text: str, rank_logs: Path, kernel_said: str = "") -> Failure:
+    """A failure in one line; whether it was want of memory is asked of the kernel, that line, the rank's last words."""
+    if kernel_said:
+        memory = OutOfMemory("host", kernel_said)
+        return Failure(shorten(f"{who}: {memory.said(text)}"), memory=memory)
     memory = out_of_memory(text) or out_of_memory("\n".join(rank_log(rank_logs, who.removeprefix("rank "))))
-    if memory is None and "SIGKILL" in text and oom_kills:
-        memory = OutOfMemory("host", f"the kernel killed {oom_kills} for want of memory meanwhile")
     return Failure(shorten(f"{who}: {memory.said(text) if memory else text}"), memory=memory)
 
 
@@ -78,14 +80,15 @@ class Exited:
 
     rank: int
     code: int
+    pid: int | None = None
 
 
 def exit_codes(events: Sequence[Event], log: Path) -> list[Exited]:
     """What torchrun says of its ranks: a line as it sees one end, and a summary of all at its own end."""
     seen = [event.data for event in events if event.kind == "child_failed"]
-    exits = [Exited(data["local_rank"], data["exitcode"]) for data in seen if data.get("exitcode") is not None]
+    exits = [Exited(data["local_rank"], data["exitcode"], data.get("pid")) for data in seen if "exitcode" in data]
     summary = "\n".join(line for line in tail(log, 200, 64_000).splitlines() if not line.startswith("[rank"))
-    return exits + [Exited(int(rank), int(code)) for rank, code in _SUMMARY.findall(summary)]
+    return exits + [Exited(int(rank), int(code), int(pid)) for rank, code, pid in _SUMMARY.findall(summary)]
 
 
 def first_error_file(rank_logs: Path) -> Failure | None:

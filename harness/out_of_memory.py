@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,52 @@ def out_of_memory(text: str) -> OutOfMemory | None:
     return None
 
 
-def kernel_oom_kills() -> int:
+class KernelKills:
+    """Which processes the kernel has killed for want of memory since this object was made.
+
+    Its log names them, but only the privileged may read it; else its count of them for the whole host has to do.
+    """
+
+    def __init__(self) -> None:
+        self._count = _oom_kills()
+        try:
+            self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._log, 0, os.SEEK_END)
+        except OSError:
+            self._log = -1
+        self._victims: set[int] = set()
+
+    def evidence(self, pid: int | None) -> str:
+        """What the kernel says of this process's death; empty where it was not for want of memory."""
+        if self._log >= 0:
+            self._read_log()
+            return f"the kernel killed process {pid} for want of memory" if pid in self._victims else ""
+        others = _oom_kills() - self._count
+        return f"the kernel killed {others} on this host for want of memory meanwhile" if others else ""
+
+    def close(self) -> None:
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def _read_log(self) -> None:
+        """One record a read; one that was overwritten before it could be read is passed over."""
+        while True:
+            try:
+                record = os.read(self._log, 8192)
+            except BrokenPipeError:
+                continue
+            except OSError:  # nothing more
+                return
+            if not record:
+                return
+            self._victims.update(int(pid) for pid in _VICTIM.findall(record))
+
+
+_VICTIM = re.compile(rb"Killed process (\d+)")
+
+
+def _oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since this host started; 0 where it does not say."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():

@@ -21,11 +21,11 @@ from harness.kernel_gate import GateResult, run_gate
 from harness.launch import TrainingProcesses
 from harness.manifest import make_manifest
 from harness.mlflow_client import default_uri
-from harness.out_of_memory import kernel_oom_kills
+from harness.out_of_memory import KernelKills
 from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import dry_run, refuse_impossible, short_of_disk
 from harness.privacy import redact, remember
-from harness.progress import Progress
+from harness.progress import Progress, printable
 from harness.recorder import Recorder
 from harness.repair import repair, tidy
 from harness.rundir import JsonLines, RunDir, Status, find_runs, now, own_status
@@ -86,6 +86,7 @@ def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | 
         except KeyboardInterrupt:  # nothing trains yet
             reason, code = interrupts.received[0].name, interrupts.exit_code
             run.write_status(replace(status, state=rundir.KILLED, reason=reason, ended=now(), exit_code=code))
+            console.print(f"killed: {reason}, before the training was started; record {run.path}", markup=False)
             return Outcome(run, rundir.KILLED, reason, code, plan.name)
         except Exception as error:
             reason = f"harness: {type(error).__name__}: {redact(str(error))}"
@@ -103,7 +104,7 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
     )
     run.write_text(SPEC_FILE, spec.to_json())
     show_start(console, plan, run)
-    follower, started, oom_kills = _start_follower(plan, run), time.monotonic(), kernel_oom_kills()
+    follower, started, kills = _start_follower(plan, run), time.monotonic(), KernelKills()
     try:
         recorder, cache = Recorder(run), None
         with Progress(console, num_steps=plan.config.train.steps, num_ranks=plan.ranks) as progress:
@@ -122,11 +123,11 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
         recorder.close()
         facts = run_facts(plan, time.monotonic() - started, cache)
         run.write_status(replace(status, phase="recording"))
-        oom_kills = kernel_oom_kills() - oom_kills
-        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), oom_kills)
+        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), kills)
         if follower is not None:
             _finish_tracking(follower, interrupts, console)
     finally:
+        kills.close()
         if follower is not None:
             follower.end()
         tidy(run)
@@ -161,9 +162,12 @@ def _train(
     except OSError as error:
         return End(exit_code=None, cause=f"{launch[0]} cannot be started: {error.strerror}"), None
     samples = JsonLines(run.file(rundir.SAMPLES))
-    samplers = samplers_for(
-        device, samples.append, recorder.note, root_pid=processes.pid, interval_s=sampling.interval_s
-    )
+
+    def keep(sample: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk ends the training elsewhere, in order
+            samples.append(sample)
+
+    samplers = samplers_for(device, keep, recorder.note, root_pid=processes.pid, interval_s=sampling.interval_s)
     started = [sampler for sampler in samplers if sampling.enabled and sampler.start() is not False]
     train = plan.config.train
     watchdog = Watchdog(plan.config.launch, interrupts, num_steps=train.steps, log_freq=train.log_freq)
@@ -188,7 +192,7 @@ def _record(
     gate: GateResult | None,
     facts: RunFacts,
     status: Status,
-    oom_kills: int,
+    kills: KernelKills,
 ) -> Outcome:
     """Summary, checks and the final status, in this order: a run is over only when its record is complete."""
     rows, events = recorder.rows, recorder.events
@@ -203,7 +207,7 @@ def _record(
     if end.interrupt is not None:
         state, reason, exit_code = rundir.KILLED, end.interrupt.name, EXIT_CODES[end.interrupt.name]
     elif end.exit_code != 0 or end.cause:
-        failure = explain(end, events, run.file(RANK_LOGS), oom_kills=oom_kills)
+        failure = explain(end, events, run.file(RANK_LOGS), kills)
         state, reason, exit_code = rundir.FAILED, failure.reason, 1
         if failure.detail:
             run.write_text("error.txt", failure.detail + "\n")
@@ -258,7 +262,8 @@ def _lookout(plan: Plan, follower: Follower | None, console: Console) -> Callabl
 
     def look() -> str:
         if follower is not None and (why := follower.first_failure()) is not None:
-            console.print(f"tracking: {why}; training goes on, the run directory keeps everything", style="yellow")
+            line = f"tracking: {why}; training goes on, the run directory keeps everything"
+            console.print(line, style="yellow", markup=False)
         return short_of_disk(Path(plan.config.runs), plan.config.launch.min_free_mib)
 
     return look
@@ -278,7 +283,8 @@ def report_vanished(console: Console, runs: Path) -> None:
     """Set right what a harness that was killed left behind: its runs still say that they are running."""
     for run in find_runs(runs):
         if (repaired := repair(run)) is not None:
-            console.print(f"{run.path}: {repaired.reason}; marked as killed", style="yellow")
+            line = printable(f"{run.path}: {repaired.reason}; marked as killed")
+            console.print(line, style="yellow", markup=False)
 
 
 def _yaml(config: PilotConfig) -> str:

@@ -67,6 +67,11 @@ def sync(runs: Sequence[RunDir], uri: str | None, *, everything: bool) -> int:
         if where in failing:
             print(f"{run.path}: not sent, it is the same server", file=sys.stderr)
             continue
+        if MASK in where:
+            why = f"the URI had a password, which is not kept: give --uri or {URI}"
+            print(f"{run.path}: not sent: {why}", file=sys.stderr)
+            failed = True
+            continue
         before = tracker.sent.rows
         try:
             tracker.send()

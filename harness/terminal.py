@@ -86,7 +86,7 @@ def show_start(console: Console, plan: Plan, run: RunDir) -> None:
         f"  {shape.num_layers} layers, hidden {shape.hidden}{experts}, {shape.num_params():,} parameters; "
         f"{plan.ranks} rank{'s' * (plan.ranks > 1)}, {train.steps} steps of {plan.tokens_per_step:,} tokens"
     )
-    console.print(f"  {relative(run.path)}", style="dim")
+    console.print(f"  {relative(run.path)}", style="dim", markup=False)
 
 
 def show_end(console: Console, plan: Plan, run: RunDir) -> None:
@@ -123,7 +123,8 @@ def show_tracking(console: Console, run: RunDir) -> None:
         return
     missing = sum(1 for _ in run.rows()) - sent[0].get("rows", 0)
     why = printable(sent[0].get("error") or "the tracking server did not answer in time")
-    console.print(f"mlflow    not complete, {missing} rows and the files are still to be sent: {why}", style="yellow")
+    line = f"mlflow    not complete, {missing} rows and the files are still to be sent: {why}"
+    console.print(line, style="yellow", markup=False)
     console.print(f"          python -m harness.sync {relative(run.path)}   sends them", markup=False)
 
 

@@ -173,7 +173,7 @@ def test_host_s_killer_is_recognised(memory_group: Path, tmp_path: Path, prepare
     assert pilot.wait() == 1, pilot.output
     status = pilot.run.status()
     assert status.state == "failed"
-    assert status.reason.startswith("rank 1: out of host memory: killed by SIGKILL; the kernel killed 1 "), status
+    assert status.reason.startswith("rank 1: out of host memory: killed by SIGKILL; the kernel killed "), status
     (event,) = (event for event in run.events() if event["kind"] == "out_of_memory")
     assert event["data"]["where"] == "host"
     assert_gone(run)

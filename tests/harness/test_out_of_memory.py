@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from harness.failure import explain
 from harness.logs import Event
-from harness.out_of_memory import OutOfMemory, kernel_oom_kills, out_of_memory
+from harness.out_of_memory import KernelKills, OutOfMemory, out_of_memory
 from harness.watch import End
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "logs"
@@ -59,17 +60,39 @@ def test_collected_logs() -> None:
     assert found == FAILED_FOR_IT
 
 
-def killed(rank: int) -> list[Event]:
-    return [Event(kind="child_failed", line=1, data={"local_rank": rank, "exitcode": -9, "pid": 1})]
+def killed(rank: int, pid: int) -> list[Event]:
+    return [Event(kind="child_failed", line=1, data={"local_rank": rank, "exitcode": -9, "pid": pid})]
 
 
-def test_sigkill_is_the_host_s_only_where_the_kernel_says_so(tmp_path: Path) -> None:
-    plain = explain(End(1), killed(1), tmp_path / "ranks")
+class Kernel(KernelKills):
+    """A kernel whose log holds these lines, or cannot be read; its count rises by one."""
+
+    def __init__(self, log: Path, lines: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        log.write_text("Out of memory: Killed process 1 (before)\n")
+        counts = iter((5, 6, 6, 6))
+        monkeypatch.setattr("harness.out_of_memory._oom_kills", lambda: next(counts))
+        opened = os.open
+        monkeypatch.setattr(os, "open", lambda _, *flags: opened(log if lines is not None else log / "none", *flags))
+        super().__init__()
+        monkeypatch.setattr(os, "open", opened)
+        with log.open("a") as file:
+            file.write(lines or "")
+
+
+def test_sigkill_is_the_host_s_only_where_the_kernel_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = tmp_path / "ranks"
+    plain = explain(End(1), killed(1, 77), ranks)
     assert (plain.reason, plain.memory) == ("rank 1: killed by SIGKILL", None)
-    host = explain(End(1), killed(1), tmp_path / "ranks", oom_kills=1)
-    assert host.memory is not None
-    assert host.memory.where == "host"
-    assert host.reason.startswith("rank 1: out of host memory: killed by SIGKILL; the kernel killed 1 ")
+    said = "6,1,2,-;Memory cgroup out of memory: Killed process 77 (python3) total-vm:1kB\n"
+    named = explain(End(1), killed(1, 77), ranks, Kernel(tmp_path / "kmsg", said, monkeypatch))
+    what = "out of host memory: killed by SIGKILL; the kernel killed"
+    assert named.memory is not None
+    assert named.reason == f"rank 1: {what} process 77 for want of memory"
+    for other in (1, 78):  # killed before the run, and not killed at all
+        found = explain(End(1), killed(1, other), ranks, Kernel(tmp_path / "kmsg", said, monkeypatch))
+        assert found.reason == "rank 1: killed by SIGKILL"
+    unread = explain(End(1), killed(1, 78), ranks, Kernel(tmp_path / "kmsg", None, monkeypatch))
+    assert unread.reason == f"rank 1: {what} 1 on this host for want of memory meanwhile"
 
 
 def test_last_words_of_the_rank_that_failed_count(tmp_path: Path) -> None:
@@ -86,5 +109,7 @@ def test_last_words_of_the_rank_that_failed_count(tmp_path: Path) -> None:
     assert explain(End(1), exited, ranks).memory is None
 
 
-def test_kernel_s_count_can_be_read() -> None:
-    assert kernel_oom_kills() >= 0
+def test_the_real_kernel_can_be_asked() -> None:
+    kills = KernelKills()
+    assert kills.evidence(os.getpid()) == ""
+    kills.close()
