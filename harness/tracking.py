@@ -42,7 +42,7 @@ __all__ = ["BeingSent", "Sent", "Tracker", "connect", "default_uri"]
 
 MLFLOW_STATUS = {rundir.FINISHED: "FINISHED", rundir.FAILED: "FAILED", rundir.KILLED: "KILLED"}
 BATCH = 1000  # MLflow's limit for the metrics of one request
-TRIES, QUICK_S = 3, 2.0
+TRIES, QUICK_S = 3, 10.0
 """A request that fails within this time is tried again at once: a connection dropped, not a server that hangs."""
 CLAIM_S = 3.0
 """How long another process that sends the same run is waited for."""

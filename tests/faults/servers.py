@@ -94,8 +94,18 @@ class _Passing(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def _body(self) -> bytes:
+        if "chunked" not in (self.headers.get("Transfer-Encoding") or ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
     def _pass_on(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         with self.server.lock:
             self.server.requests += 1
             number = self.server.requests
@@ -104,7 +114,8 @@ class _Passing(BaseHTTPRequestHandler):
         if drop and number % 2:
             return self._drop()
         connection = http.client.HTTPConnection("127.0.0.1", self.server.target_port, timeout=30)
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        own = ("host", "connection", "content-length", "transfer-encoding")
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in own}
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
         content = answer.read()
