@@ -19,7 +19,7 @@ test: $(STAMP)
 FAULTS := $(shell grep -lr --include='test_*.py' mark.faults tests | sort -r)
 
 test-faults: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target --keep-going $(FAULTS:%=faults-of/%)
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target --keep-going $(FAULTS:%=faults-of/%)
 
 faults-of/%: $(STAMP)
 	$(BIN)/python -m pytest -q -m faults $*

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 from harness.rundir import RunDir
 from harness.sync import sync as sync_runs
 from tests.faults.contents import content, losses, status_of
-from tests.faults.pilots import Pilot, assert_gone, assert_rows_complete, log_of, standin, start_pilot
+from tests.faults.pilots import Pilot, assert_gone, assert_rows_complete, standin, start_pilot
 from tests.faults.servers import Answering, Deaf, MlflowServer, Proxy, free_port
 
 pytestmark = [pytest.mark.titan, pytest.mark.faults]
@@ -72,7 +69,7 @@ def same_content_as_fresh(database: Path, run: RunDir, tmp_path: Path, empty_dat
 def test_server_down_before_killed_during_and_back_later(
     server: MlflowServer, tmp_path: Path, prepared_cache: Path, empty_database: Path
 ) -> None:
-    """Three real rehearsals: one without a server, one whose server is killed and one whose server comes back."""
+    """Two real rehearsals, one without a server and one whose server is killed; and one whose server comes back."""
     down = start_pilot(tmp_path / "down" / "runs", f"tracking.uri={server.uri}", FLUSH, cache=prepared_cache)
     down_run = assert_finished(down, 10)
     assert_told(down)
@@ -87,11 +84,13 @@ def test_server_down_before_killed_during_and_back_later(
     assert status_of(server.database, killed_run)[0] == "RUNNING"
     assert 5 <= len(losses(server.database, killed_run)) < 300
 
-    back = start_pilot(tmp_path / "back" / "runs", f"tracking.uri={server.uri}", FLUSH, "train.steps=400",
+    back = start_pilot(tmp_path / "back" / "runs", f"tracking.uri={server.uri}", FLUSH, *standin(400, 0.1),
                        cache=prepared_cache)  # fmt: skip
     back.until_logged(b"step:  5  loss")
     server.start()
-    back_run = assert_finished(back, 400)
+    assert back.wait() == 1  # the stand-in reports no checks
+    back_run = back.run
+    assert len(losses(server.database, back_run)) == 400
     assert "still to be sent" not in back.output
     assert_whole(server.database, back_run)
     for run in (down_run, killed_run):
@@ -178,49 +177,3 @@ def test_server_that_never_works(
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     assert sync(run, f"sqlite:///{tmp_path / 'mlflow.db'}") == 0
     assert_whole(tmp_path / "mlflow.db", run)
-
-
-LOCK = """
-import sqlite3, sys, time
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("begin exclusive")
-print("locked", flush=True)
-time.sleep(30)
-"""
-
-
-def test_database_locked_for_30_s(tmp_path: Path, prepared_cache: Path, empty_database: Path) -> None:
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    shutil.copy(empty_database, runs / "mlflow.db")
-    with subprocess.Popen([sys.executable, "-c", LOCK, str(runs / "mlflow.db")], stdout=subprocess.PIPE) as lock:
-        assert lock.stdout is not None
-        assert lock.stdout.readline() == b"locked\n"
-        pilot = start_pilot(runs, FLUSH, cache=prepared_cache)
-        run = assert_finished(pilot, 10)
-        locked = lock.poll() is None
-    assert "database is locked" in pilot.output
-    if locked:
-        assert_told(pilot)
-    assert sync(run, f"sqlite:///{runs / 'mlflow.db'}") == 0
-    assert_whole(runs / "mlflow.db", run)
-
-
-def test_8_parallel_starts_on_a_fresh_database(tmp_path: Path, prepared_cache: Path) -> None:
-    """Eight pilots at once; the stand-in trains, since eight real trainings at once would only test patience."""
-    shared = tmp_path / "mlflow.db"
-    pilots = [
-        start_pilot(tmp_path / str(n) / "runs", *standin(30, 0.1), f"tracking.uri=sqlite:///{shared}", FLUSH,
-                    "tracking.wait_s=300", cache=prepared_cache)
-        for n in range(8)
-    ]  # fmt: skip
-    for pilot in pilots:
-        assert pilot.wait(300) == 1
-        assert "still to be sent" not in pilot.output, pilot.output
-        assert_whole(shared, pilot.run)
-    with sqlite3.connect(shared) as connection:
-        assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
-        assert connection.execute("select count(*) from runs").fetchall() == [(8,)]
-        assert connection.execute("select count(*) from experiments where name = 'pilot'").fetchall() == [(1,)]
-    assert sorted(path.name for path in tmp_path.glob(".mlflow*")) == []
-    assert log_of(pilots[0].run)

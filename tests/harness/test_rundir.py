@@ -6,12 +6,14 @@ import math
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.launch import processes_of
 from harness.repair import repair
 from harness.rundir import (
     KILLED,
@@ -20,12 +22,15 @@ from harness.rundir import (
     JsonLines,
     RunDir,
     Status,
+    claimed,
     find_runs,
     is_alive,
     own_status,
     read_jsonl,
     to_float,
 )
+
+STEP = "step:  1  loss:  7.60000  grad_norm:  0.7000  memory:  0.51GiB(2.17%)  tps: 1\n"
 
 
 @pytest.fixture
@@ -126,3 +131,56 @@ def test_find_runs_and_unreadable_ones(tmp_path: Path, run: RunDir) -> None:
 def test_log_tail_reads_from_the_end(run: RunDir) -> None:
     run.file("train.log").write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)))
     assert run.log_tail(2) == "line 99998\nline 99999"
+
+
+def test_repair_ends_what_outlived_its_harness_and_completes_the_record(run: RunDir) -> None:
+    """A process that a rank started dies with nobody; the next command finds it by the run's id."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={"PILOT_RUN_ID": run.run_id}
+    ) as left:
+        while not processes_of(run.run_id):
+            time.sleep(0.01)
+        run.write_status(replace(own_status(RUNNING, phase="training"), pid=2**22 - 1))
+        run.file("train.log").write_text(
+            "step:  1  loss:  7.60000  grad_norm:  0.7000  memory:  0.51GiB(2.17%)  tps: 1\n"
+        )
+        (run.path / f".status.json.{2**22 - 1}.tmp").write_text("{")
+        assert repair(run) is not None
+        assert left.wait(10) == -9
+    assert [row["step"] for row in run.rows()] == [1]
+    assert list(run.path.glob(".*.tmp")) == []
+
+
+def test_repair_by_two_commands_at_once_is_done_once(run: RunDir) -> None:
+    run.write_status(replace(own_status(RUNNING, phase="training"), pid=2**22 - 1))
+    run.file("train.log").write_text(STEP)
+    with claimed(run, "repair") as mine:
+        assert mine
+        assert repair(RunDir(run.path)) is None
+    assert repair(run) is not None
+    assert len(list(run.rows())) == 1
+
+
+def test_claim_of_a_process_that_is_going_is_waited_for(run: RunDir) -> None:
+    with claimed(run, "sending") as first:
+        assert first
+        with claimed(run, "sending") as second:
+            assert not second
+    with claimed(run, "sending", wait_s=1.0) as third:
+        assert third
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{" * 100_000, '"text"', "!!python/object/apply:os.system [true]", "a: *b"])
+def test_documents_from_anywhere_break_nothing(run: RunDir, text: str) -> None:
+    for name in ("config.yaml", "manifest.json", "summary.json", "checks.json", "mlflow.json", "status.json"):
+        run.file(name).write_text(text)
+    run.file("rows.jsonl").write_text(f"{text}\n" + "[" * 100_000 + "\n")
+    assert (run.config(), run.manifest(), run.summary(), run.checks(), run.sent(), run.status()) == (
+        {},
+        {},
+        {},
+        [],
+        {},
+        None,
+    )
+    assert list(run.rows()) == []
