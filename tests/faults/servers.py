@@ -71,18 +71,29 @@ class MlflowServer:
             self._process = None
 
 
-class Proxy(ThreadingHTTPServer):
-    """Passes requests on; each third one is dropped, before or after it reached the server, or all are put off."""
+class Background(ThreadingHTTPServer):
+    """A server on a free port of loopback that answers from a thread of its own until it is closed."""
 
     daemon_threads = True
 
-    def __init__(self, target_port: int, *, drop_third: bool = False, delay_s: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Passing)
-        self.target_port, self.drop_third, self.delay_s = target_port, drop_third, delay_s
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.uri = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_close(self) -> None:
+        self.shutdown()  # a loop that is left running on a closed socket spins, and takes a core from all later tests
+        super().server_close()
+
+
+class Proxy(Background):
+    """Passes requests on; each third one is dropped, before or after it reached the server, or all are put off."""
+
+    def __init__(self, target_port: int, *, drop_third: bool = False, delay_s: float = 0.0) -> None:
+        self.target_port, self.drop_third, self.delay_s = target_port, drop_third, delay_s
         self.requests = self.dropped = 0
         self.lock = threading.Lock()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(_Passing)
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # clients that are gone
@@ -139,16 +150,12 @@ class _Passing(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
 
 
-class Answering(ThreadingHTTPServer):
+class Answering(Background):
     """Answers every request with the same status and text: 500s, expired credentials, a login page."""
 
-    daemon_threads = True
-
     def __init__(self, status: int, text: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Same)
         self.status, self.text = status, text
-        self.uri = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(_Same)
 
 
 class _Same(BaseHTTPRequestHandler):

@@ -116,7 +116,6 @@ def test_every_third_request_dropped(
         if "still to be sent" in pilot.output:
             assert sync(pilot.run, proxy.uri) == 0
         assert proxy.dropped >= 5
-        proxy.shutdown()
     assert_whole(server.database, pilot.run)
     assert len(losses(server.database, pilot.run)) == 200
     same_content_as_fresh(server.database, pilot.run, tmp_path, empty_database)
@@ -128,7 +127,6 @@ def test_slow_server_is_waited_for(server: MlflowServer, tmp_path: Path, prepare
         to_proxy = f"tracking.uri={proxy.uri}"
         pilot = start_pilot(tmp_path / "runs", *standin(200, 0.1), to_proxy, FLUSH, cache=prepared_cache)
         assert pilot.wait() == 1
-        proxy.shutdown()
     assert "still to be sent" not in pilot.output, pilot.output
     assert_whole(server.database, pilot.run)
 

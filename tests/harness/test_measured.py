@@ -73,8 +73,16 @@ def test_compile_step_is_warm_up(tmp_path: Path) -> None:
     called = call("harness", "+path=native_4b", "platform.num_ranks=1", "train.compile=true", "train.steps=20",
                   f"runs={runs}", "tracking=off", *SHALLOW, env={"TORCHINDUCTOR_CACHE_DIR": str(cache)})  # fmt: skip
     assert called.exit_code == 0, called.stdout + called.stderr
-    summary = only_run(runs).summary()
-    assert summary["phase"] == "steady"
-    assert 1 <= summary["warmup_steps"] <= 3
-    assert summary["compile_s"] > 20 * summary["steady"]["step_s_median"]
-    assert summary["warmup"]["cache"] == "cold"
+    run = only_run(runs)
+    summary, rows = run.summary(), list(run.rows())
+    warmup, typical = summary["warmup"], summary["step_times"]["by_tps_median_s"]
+    first_step_s = summary["step_times"]["tokens_per_step_per_rank"] / rows[0]["tps"]
+    assert first_step_s > 100 * typical
+    assert 1 <= warmup["slow_first_steps"] <= 5
+    assert warmup["slow_first_s"] == pytest.approx(first_step_s, rel=0.1)  # tps is printed as a whole number
+    assert warmup["cache"] == "cold"
+    if summary["phase"] == "steady":
+        assert 1 <= summary["warmup_steps"] <= 5
+        assert summary["compile_s"] == pytest.approx(first_step_s, rel=0.1)
+    else:  # a CPU that still gets faster over these steps: that is said, and no headline is given
+        assert (summary["phase"], summary["steady"]["step_s_median"]) == ("no_steady_state", None)
