@@ -28,6 +28,9 @@ BLOCK_STEPS = 5
 MEMORY_ALLOWANCE = {True: 0.06, False: 0.085}
 """Largest allowance for noise with memory, by whether neighbouring blocks are alike: set between noise of 3 % with a
 correlation of 0.6 (1 to 2 % of such series exceed it) and random walks over 15 to 20 % (5 % of them do not)."""
+DISTINCT_LEVELS = 8.0
+"""Levels so many widths apart are two, however few steps there are: the best split of nine normal values exceeds that
+in about one series of 600."""
 CORRELATION_ENOUGH = 20
 """Fewer values say nothing useful about their correlation."""
 
@@ -145,8 +148,9 @@ def _two_levels(quiet: FloatArray, config: PhasesConfig, measures: dict[str, flo
     widths = sorted((ordered[: split + 1].std(), ordered[split + 1 :].std()))
     apart = gap / width > 3.2 + 18 / n + max(0.0, 8 / n - 0.2) and valley < 0.9
     alike = widths[1] < 1.7 * widths[0] and share > 0.2
-    turns = n >= 12 and lag_correlation(quiet) < -0.5
-    if valley < 0.9 - 3.5 / math.sqrt(n) or (apart and alike) or turns:
+    turns = n >= 12 and lag_correlation(quiet) < -max(0.5, 2.4 / math.sqrt(n))  # white noise: 0.5 % of short runs
+    distinct = gap / width > DISTINCT_LEVELS and share > 0.3  # in short runs no shape can be seen, only the distance
+    if valley < 0.9 - 3.5 / math.sqrt(n) or (apart and alike) or turns or distinct:
         return f"two levels {gap:.1%} apart (at most {config.max_level_gap:.0%})"
     return ""
 

@@ -137,6 +137,24 @@ def test_reasons_name_what_is_wrong(steps: np.ndarray, said: str) -> None:
     assert found.mean is not None
 
 
+@pytest.mark.parametrize("num_steps", [10, 11, 12])
+@pytest.mark.parametrize("ratio", [1.3, 2.0, 4.0])
+def test_a_short_alternation_has_no_steady_state(ratio: float, num_steps: int) -> None:
+    """The slow steps may be the majority, and their noise larger than that of the fast ones."""
+    rng = np.random.default_rng(2)
+    for first in (0, 1):
+        steps = np.where((np.arange(num_steps) + first) % 2, ratio, 1.0) * rng.normal(1, 0.01, num_steps)
+        assert find_phases(np.r_[15.0, steps]).phase != STEADY
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.03])
+@pytest.mark.parametrize("num_steps", [9, 14, 20])
+def test_a_short_steady_run_is_rarely_called_never_steady(num_steps: int, noise: float) -> None:
+    rng = np.random.default_rng(3)
+    series = (np.r_[15.0, rng.normal(1, noise, num_steps)] for _ in range(300))
+    assert sum(find_phases(steps).phase == NO_STEADY_STATE for steps in series) <= 9  # 3 %
+
+
 def test_the_slow_first_steps_are_known_without_a_steady_state() -> None:
     steps = flat(60) * np.where(np.arange(60) % 2, 1.0, 1.2)
     steps[:3] = 30.0, 20.0, 9.0
