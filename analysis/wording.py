@@ -4,12 +4,14 @@ and MLflow's note show the same sentences."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from analysis.comparison import Comparison
 from analysis.curves import DIFFERENT, CurveVerdict
 from analysis.effects import Effect
 from analysis.paired import EQUIVALENT, MIN_PAIRS, UNRESOLVED
 from analysis.quantities import HEADLINE
+from analysis.runs import Run
 from analysis.selection import Selector
 
 SIGNIFICANT = 0.05
@@ -181,7 +183,7 @@ def _provenance_notes(comparison: Comparison) -> list[str]:
     if unproven:
         found.append(f"No check in these runs shows that the kernel was executed: {', '.join(unproven)}.")
     if any(str(run.circumstances.get("git.dirty")).lower() == "true" for run in runs):
-        found.append("The code had uncommitted changes, so equal commits do not prove equal code.")
+        found.append(_uncommitted(runs))
     if runs and not all("git.commit" in run.circumstances for run in runs):
         found.append("Some runs record no commit, so equal code is not proven.")
     if runs and any(run.setting("platform.num_ranks") is None for run in runs):
@@ -193,7 +195,14 @@ def _provenance_notes(comparison: Comparison) -> list[str]:
     return found
 
 
-def _kernel_unproven(run) -> bool:
+def _uncommitted(runs: Sequence[Run]) -> str:
+    if all("git.changes" in run.circumstances for run in runs):
+        hashes = sorted({str(run.circumstances["git.changes"]) for run in runs} - {"none"})
+        return f"The code had uncommitted changes, told apart by their hash: {', '.join(hashes)}."
+    return "The code had uncommitted changes, so equal commits do not prove equal code."
+
+
+def _kernel_unproven(run: Run) -> bool:
     kernel = run.setting("kernel")
     return kernel not in (None, "baseline") and "kernel_executed" not in run.passed_checks
 

@@ -38,6 +38,8 @@ ENVIRONMENT = (
     "OMP_", "MKL_", "TORCH", "PYTORCH", "NEURON", "NCCL", "GLOO", "FI_", "HF_", "CUDA_", "NVIDIA_", "SLURM_", "MLFLOW_",
     "PILOT_", "PYTHON", "TOKENIZERS_", "XLA_", "NKI_", "AWS_", "HYDRA_",
 )  # fmt: skip
+# Tracked or new files of these shape a run.
+CODE = ("harness", "kernels", "conf", "pyproject.toml", "constraints.txt")
 # Keys that say where and as which repetition a run took place, not what it is.
 NOT_IDENTITY = (
     "runs", "experiment_name", "replicate", "block", "order", "sweep", "tracking", "dry_run", "launch", "sampling",
@@ -89,17 +91,36 @@ def versions() -> dict[str, str]:
 
 
 def git_state(directory: Path) -> dict[str, Any]:
-    """Commit and whether the work tree differs from it; empty outside a checkout."""
+    """Commit, whether the code that shapes a run (``CODE``) differs from it, and a hash of what differs; empty outside
+    a checkout. Equal commits with equal ``changes`` are equal code. Notes, tests and the analysis shape no run."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": bool(changes)}
+    tracked = _git(directory, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", *CODE)
+    new = _git(directory, "ls-files", "--others", "--exclude-standard", "-z", "--", *CODE)
+    if tracked is None or new is None:
+        return {"commit": commit, "dirty": True, "changes": f"unknown at {now()}"}  # equal to no other run's
+    names = sorted({name for name in f"{tracked}\0{new}".split("\0") if name})
+    return {"commit": commit, "dirty": bool(names), "changes": _hash_files(directory, names) if names else "none"}
+
+
+def _hash_files(directory: Path, names: list[str]) -> str:
+    """Hash of names and contents: unlike a diff's text it does not depend on how git is set up."""
+    digest = hashlib.sha256()
+    for name in names:
+        file = directory / name
+        try:
+            content = b"link " + os.fsencode(file.readlink()) if file.is_symlink() else b"file " + file.read_bytes()
+        except OSError:
+            content = b"gone"
+        digest.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape") + content)
+    return digest.hexdigest()[:16]
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10)
+        command = ["git", "-C", str(directory), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

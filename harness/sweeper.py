@@ -198,7 +198,8 @@ def _refuse_changed_code(job: Job, now: dict[str, Any]) -> None:
 
 
 def _short(code: dict[str, Any]) -> str:
-    return f"{str(code.get('commit', 'no commit'))[:10]}{' with changes' if code.get('dirty') else ''}"
+    changes = f" with changes {code.get('changes', '')}".rstrip() if code.get("dirty") else ""
+    return f"{str(code.get('commit', 'no commit'))[:10]}{changes}"
 
 
 def _show_result(console: Console, sweep: Sweep, outcomes: dict[int, Outcome]) -> int:

@@ -40,7 +40,9 @@ def show_plan(console: Console, sweep: Sweep, done: Mapping[int, RunDir], expect
     if done:
         console.print(f"  {len(done)} finished before, {len(sweep.jobs) - len(done)} to run", markup=False)
     if dirty:
-        console.print("  the work tree differs from its commit: changes between pilots cannot be told", style="yellow")
+        console.print(
+            "  the code has uncommitted changes: pilots are compared under the same changes only", style="yellow"
+        )
     if len(done) < len(sweep.jobs):
         console.print(f"  {expectation(sweep, expected)}", markup=False)
 
