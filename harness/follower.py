@@ -21,7 +21,9 @@ POLL_S = 0.05
 START_S = 30.0
 """How long the process may take to start, which is our own slowness, not the server's."""
 ANSWER_S = 1.2
-"""How long the end of a pilot waits for the answer of a server that has never answered, or always at once."""
+"""How long the end of a pilot waits for the answer of a server that has never answered, or failed last."""
+ALIVE_S = 10.0
+"""The same for a server whose last answer was one: a busy machine makes it slow for a moment, a dead one refuses."""
 LOCAL_ANSWER_S = 30.0
 """The same for a local database: it cannot hang, but making its tables takes a while."""
 PATIENCE = 3.0
@@ -33,7 +35,7 @@ class Follower:
 
     def __init__(self, run: RunDir, uri: str, *, flush_s: float, wait_s: float) -> None:
         self._wait_s, self._answer_s = wait_s, LOCAL_ANSWER_S if uri.startswith(SQLITE) else ANSWER_S
-        self._slowest, self._ready, self._failures = 0.0, False, 0
+        self._slowest, self._ready, self._alive, self._failures = 0.0, False, False, 0
         self._first_failure: str | None = None
         self._unread = b""
         self._pipe, telling = os.pipe()
@@ -80,7 +82,9 @@ class Follower:
             self._pipe = -1
 
     def _patience(self) -> float:
-        return max(self._answer_s, PATIENCE * self._slowest) if self._ready else START_S
+        if not self._ready:
+            return START_S
+        return max(ALIVE_S, self._answer_s, PATIENCE * self._slowest) if self._alive else self._answer_s
 
     def _listen(self) -> bool:
         """Take in what the process has told since; whether that was anything."""
@@ -92,9 +96,9 @@ class Follower:
             word, _, rest = line.decode("utf-8", "replace").partition(" ")
             self._ready = True
             if word == "ok":
-                self._slowest = max(self._slowest, float(rest))
+                self._slowest, self._alive = max(self._slowest, float(rest)), True
             elif word == "failed":
-                self._failures += 1
+                self._failures, self._alive = self._failures + 1, False
                 if self._failures == 1:
                     self._first_failure = rest
         return bool(lines)

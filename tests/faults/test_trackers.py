@@ -42,9 +42,9 @@ def assert_whole(database: Path, run: RunDir) -> None:
     assert losses(database, run) == [(row["step"], row["loss"]) for row in run.rows()]
 
 
-def assert_told(pilot: Pilot, *, warnings: int = 1) -> None:
+def assert_told(pilot: Pilot, *, warnings: tuple[int, ...] = (1,)) -> None:
     """One line when it failed first, and at the end what is missing and how to send it."""
-    assert pilot.output.count("tracking: ") == warnings, pilot.output
+    assert pilot.output.count("tracking: ") in warnings, pilot.output
     assert "still to be sent" in pilot.output
     assert re.search(r"python -m harness\.sync \S+   sends them", pilot.output)
     assert "Traceback" not in pilot.output
@@ -90,8 +90,8 @@ def test_server_down_before_killed_during_and_back_later(
     server.start()
     assert back.wait() == 1  # the stand-in reports no checks
     back_run = back.run
+    assert "still to be sent" not in back.output, back.output
     assert len(losses(server.database, back_run)) == 400
-    assert "still to be sent" not in back.output
     assert_whole(server.database, back_run)
     for run in (down_run, killed_run):
         assert sync(run, server.uri) == 0
@@ -169,7 +169,7 @@ def test_server_that_never_works(
     run = pilot.run
     assert (run.status().state, len(assert_rows_complete(run))) == ("finished", 200)
     assert_gone(run)
-    assert_told(pilot, warnings=0 if broken == "deaf" else 1)
+    assert_told(pilot, warnings=(0, 1) if broken == "deaf" else (1,))  # it may not have given up on the deaf one yet
     if broken == "expired credentials":
         assert "token expired" in pilot.output
     shutil.copy(empty_database, tmp_path / "mlflow.db")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.follower import Follower
+from harness.follower import ALIVE_S, ANSWER_S, Follower
 from harness.rundir import RunDir
 from tests.faults.servers import Answering, Deaf
 from tests.harness.test_tracking import content, make_run
@@ -64,6 +64,17 @@ def test_failing_server_is_given_up_and_said_once(run: RunDir, answering: Answer
     start = time.monotonic()
     follower.finish(interrupted=lambda: False)
     assert time.monotonic() - start < LONG_S
+
+
+def test_server_that_answered_is_given_longer_than_one_that_failed(run: RunDir) -> None:
+    follower = follow(run, "http://127.0.0.1:9")
+    patience = []
+    for told in (b"ready\n", b"ok 0.2\n", b"ok 7.0\n", b"failed refused\n"):
+        follower._unread += told
+        follower._listen()
+        patience.append(follower._patience())
+    follower.end()
+    assert patience == [ANSWER_S, ALIVE_S, 21.0, ANSWER_S]
 
 
 def test_signal_ends_the_waiting(run: RunDir, tmp_path: Path) -> None:
