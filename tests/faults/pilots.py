@@ -19,7 +19,7 @@ from harness.rundir import RunDir, find_runs
 from tests.conftest import ROOT, SHALLOW, environment
 
 STEP_LINE = re.compile(rb"step: *(\d+)  loss: *([\d.]+|nan|inf)")
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 STANDIN = str(Path(__file__).with_name("standin.py"))
 
 

@@ -75,14 +75,14 @@ def test_server_down_before_killed_during_and_back_later(
     assert_told(down)
     server.start()
 
-    killed = start_pilot(tmp_path / "killed" / "runs", f"tracking.uri={server.uri}", FLUSH, "train.steps=300",
+    killed = start_pilot(tmp_path / "killed" / "runs", f"tracking.uri={server.uri}", FLUSH, "train.steps=150",
                          cache=prepared_cache)  # fmt: skip
     killed.until(lambda run: run.sent().get("servers", [{}])[0].get("rows", 0) >= 5, "rows in MLflow")
     server.kill()
-    killed_run = assert_finished(killed, 300)
+    killed_run = assert_finished(killed, 150)
     assert_told(killed)
     assert status_of(server.database, killed_run)[0] == "RUNNING"
-    assert 5 <= len(losses(server.database, killed_run)) < 300
+    assert 5 <= len(losses(server.database, killed_run)) < 150
 
     back = start_pilot(tmp_path / "back" / "runs", f"tracking.uri={server.uri}", FLUSH, *standin(400, 0.1),
                        cache=prepared_cache)  # fmt: skip
