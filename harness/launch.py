@@ -42,13 +42,17 @@ def torchrun() -> str:
     return str(beside) if beside.exists() else shutil.which("torchrun") or "torchrun"
 
 
-def torchrun_command(*, num_ranks: int, log_dir: Path | str, arguments: Sequence[str]) -> list[str]:
+ONE_NODE = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
+
+
+def torchrun_command(
+    *, num_ranks: int, log_dir: Path | str, arguments: Sequence[str], rendezvous: Sequence[str] = ONE_NODE
+) -> list[str]:
     """One node's command: rank 0 on the console with its prefix, every rank's output and error file in ``log_dir``."""
     return [
         torchrun(),
         f"--nproc_per_node={num_ranks}",
-        "--rdzv_backend=c10d",
-        "--rdzv_endpoint=localhost:0",
+        *rendezvous,
         "--local-ranks-filter=0",
         "--role=rank",
         "--tee=3",

@@ -10,10 +10,12 @@ import importlib.util
 import os
 import re
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from harness.data import DataConfig
+from harness.mesh import Mesh, plan_mesh
+from harness.nodes import Place, find_place
 from harness.schema import PilotConfig, PlatformConfig
 from harness.shapes import ModelShape
 from kernels.limits import check_head_dim, check_sequence_length
@@ -49,9 +51,34 @@ class Plan:
     def name(self) -> str:
         return f"{self.config.path.name}-{self.config.kernel.name}"
 
+    place: Place = field(default_factory=Place)
+    """Which node of the job this is."""
+
     @property
     def ranks(self) -> int:
+        """Processes of the whole job."""
+        return known(self.config.platform.num_ranks) * self.config.platform.num_nodes
+
+    @property
+    def local_ranks(self) -> int:
+        """Processes of each node."""
         return known(self.config.platform.num_ranks)
+
+    @property
+    def chips(self) -> int | None:
+        """Accelerator chips of the whole job."""
+        chips = self.config.platform.num_chips
+        return None if chips is None else chips * self.config.platform.num_nodes
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all nodes together."""
+        price = self.config.platform.price_per_hour
+        return None if price is None else price * self.config.platform.num_nodes
+
+    @property
+    def mesh(self) -> Mesh:
+        return plan_mesh(self.ranks, self.config.train.flags)
 
     @property
     def rehearsal(self) -> bool:
@@ -75,7 +102,7 @@ class Plan:
     def micro_batches(self) -> int:
         """Gradient accumulation steps."""
         train = self.config.train
-        return known(train.global_batch_size) // (known(train.local_batch_size) * self.ranks)
+        return known(train.global_batch_size) // (known(train.local_batch_size) * self.mesh.data_ranks)
 
     @property
     def tokens_per_step(self) -> int:
@@ -100,8 +127,13 @@ def make_plan(config: PilotConfig) -> Plan:
     if platform.device == "cpu" and not rehearsal:
         raise ConfigError("full scale does not train on CPU: leave out scale.rehearsal=false, or name an accelerator")
     _check_scale(config)
-    platform = replace(platform, num_ranks=_num_ranks(config, platform, rehearsal))
-    train = _fill_training(config, known(platform.num_ranks), rehearsal)
+    place = _place(platform, config.dry_run)
+    platform = replace(
+        platform,
+        num_ranks=_num_ranks(config, platform, rehearsal),
+        **dict.fromkeys(("node_rank", "rdzv_endpoint", "rdzv_id", "local_addr")),  # of a start, not of what is measured
+    )
+    train = _fill_training(config, platform, rehearsal)
     data = find_data(config.data, rehearsal=rehearsal)
     config = replace(config, platform=platform, train=train, data=data, rehearsal=rehearsal)
     _check_training(config)
@@ -109,7 +141,7 @@ def make_plan(config: PilotConfig) -> Plan:
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
     if config.scale.num_layers is not None:
         shape = replace(shape, num_layers=config.scale.num_layers)
-    return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape))
+    return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape), place=place)
 
 
 # -- platform -----------------------------------------------------------------------------------------------------
@@ -122,7 +154,7 @@ def find_platform(asked: PlatformConfig) -> PlatformConfig:
     from omegaconf import OmegaConf
 
     found = OmegaConf.merge(PlatformConfig, OmegaConf.load(CONF / "platform" / f"{detect_platform()}.yaml"))
-    values = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "name"}
+    values = {item.name: getattr(asked, item.name) for item in fields(asked) if item.name != "name"}
     return OmegaConf.to_object(
         OmegaConf.merge(found, {key: value for key, value in values.items() if value not in UNSET})
     )
@@ -153,12 +185,19 @@ def _num_ranks(config: PilotConfig, platform: PlatformConfig, rehearsal: bool) -
             raise ConfigError("no CUDA device is found here: say how many ranks to plan for, e.g. platform.num_ranks=8")
     _at_least("platform.num_ranks", ranks, 1)
     usable = config.path.rehearsal_ranks(torch_version())
-    if platform.device == "cpu" and rehearsal and ranks > 1 and usable == 1:
+    if platform.device == "cpu" and rehearsal and ranks * platform.num_nodes > 1 and usable == 1:
         raise ConfigError(
             f"path={config.path.name} trains on one CPU rank with torch {torch_version()}: platform.num_ranks=1, "
             f"or torch >= {config.path.rehearsal.multi_rank_min_torch}"
         )
     return ranks
+
+
+def _place(platform: PlatformConfig, dry_run: bool) -> Place:
+    try:
+        return find_place(platform, dry_run=dry_run)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def torch_version() -> str | None:
@@ -218,11 +257,13 @@ def torchtitan_checkout() -> Path | None:
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def _fill_training(config: PilotConfig, ranks: int, rehearsal: bool):
+def _fill_training(config: PilotConfig, platform: PlatformConfig, rehearsal: bool):
+    """A path's global batch is that of one node; several nodes train on as many times more."""
     train, full, small = config.train, config.path.full, config.path.rehearsal
+    nodes, ranks = platform.num_nodes, known(platform.num_ranks) * platform.num_nodes
     scale = small if rehearsal else full
     local = train.local_batch_size if train.local_batch_size is not None else scale.local_batch_size
-    planned = local * ranks if rehearsal else full.global_batch_size
+    planned = local * ranks if rehearsal else full.global_batch_size * nodes
     return replace(
         train,
         seq_len=train.seq_len if train.seq_len is not None else scale.seq_len,
@@ -241,7 +282,7 @@ def _check_scale(config: PilotConfig) -> None:
 
 
 def _check_training(config: PilotConfig) -> None:
-    train, ranks = config.train, known(config.platform.num_ranks)
+    train, ranks = config.train, known(config.platform.num_ranks) * config.platform.num_nodes
     for name in ("steps", "seq_len", "local_batch_size", "global_batch_size", "log_freq"):
         _at_least(f"train.{name}", getattr(train, name), 1)
     _at_least("train.warmup_steps", train.warmup_steps, 0)
@@ -249,6 +290,10 @@ def _check_training(config: PilotConfig) -> None:
     if train.learning_rate is None or not 0 < train.learning_rate < float("inf"):
         raise ConfigError(f"train.learning_rate={train.learning_rate}: a positive number was expected")
     _one_of("train.dtype", train.dtype, DTYPES)
+    try:
+        plan_mesh(ranks, train.flags)
+    except ValueError as error:
+        raise ConfigError(f"train.flags: {error}") from error
     micro = known(train.local_batch_size) * ranks
     if known(train.global_batch_size) % micro:
         raise ConfigError(
@@ -274,7 +319,7 @@ def _check_names(config: PilotConfig) -> None:
     _one_of("init.mode", config.init.mode, ("random", "pretrained"))
     _one_of("launch.on_nonfinite", config.launch.on_nonfinite, ("stop", "warn"))
     _at_least("replicate", config.replicate, 0)
-    for name in ("grace_s", "stall_s", "compile_stall_s"):
+    for name in ("grace_s", "stall_s", "compile_stall_s", "join_s", "node_lost_s"):
         _at_least(f"launch.{name}", getattr(config.launch, name), 0)
 
 

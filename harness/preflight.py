@@ -148,9 +148,12 @@ def describe_layout(plan: Plan) -> Finding:
     batch = (
         f"{train.global_batch_size} = {train.local_batch_size} x {plan.ranks} ranks x {plan.micro_batches} micro steps"
     )
+    nodes = plan.place.num_nodes
+    ranks = f"{nodes} nodes x {plan.local_ranks} = {plan.ranks:,} ranks" if nodes > 1 else f"{plan.ranks} ranks"
+    chips = f" on {plan.chips} chips" if nodes > 1 and plan.chips else ""
     text = (
-        f"{plan.ranks} ranks{f', LNC {lnc}' if lnc else ''}; global batch {batch}; sequence {train.seq_len}; "
-        f"{plan.tokens_per_step:,} tokens a step; data {plan.config.data.name}"
+        f"{ranks}{chips}{f', LNC {lnc}' if lnc else ''}; mesh {plan.mesh}; global batch {batch}; "
+        f"sequence {train.seq_len}; {plan.tokens_per_step:,} tokens a step; data {plan.config.data.name}"
     )
     return Finding("ok", "layout", text)
 
@@ -174,9 +177,9 @@ def dry_run(plan: Plan, console: Console) -> int:
         promise = plan.config.path.promise
         kind = "as the path promises" if not plan.rehearsal else f"rehearsal of {promise.total_params:,} parameters"
         findings.insert(2, Finding("ok", "promise", f"computed from {plan.config.path.published.source}: {kind}"))
-    show_dry_run(
-        console, plan, command(plan, spec, run), environment(plan, run), [str(finding) for finding in findings]
-    )
+    places = [plan.place.as_seen_from(rank) for rank in range(plan.place.num_nodes)]
+    commands = [command(plan, spec, run, place) for place in places]
+    show_dry_run(console, plan, commands, environment(plan, run), [str(finding) for finding in findings])
     if identity.verdict == "fail":
         raise ConfigError(identity.reason)
     return 0

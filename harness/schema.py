@@ -23,6 +23,17 @@ class PlatformConfig:
     """neuron, cuda or cpu: what torch calls the device."""
     num_ranks: int | None = None
     """Processes of torchrun on one node; null: one per device, or what the path's rehearsal uses on CPU."""
+    num_nodes: int = 1
+    """Nodes of the job, all alike. Under Slurm a step with one task on each; elsewhere the same command on each."""
+    node_rank: int | None = None
+    """Which node this is, 0 to num_nodes - 1; null: Slurm says it. Node 0 records. Not part of what is recorded, as the
+    next three."""
+    rdzv_endpoint: str | None = None
+    """HOST:PORT on node 0 where the nodes meet; null: node 0 chooses. On Trainium the next port is used as well."""
+    rdzv_id: str | None = None
+    """Name of this start, the same on all nodes and never used before; null: from the Slurm job."""
+    local_addr: str | None = None
+    """By which address the other nodes reach this one; null: its name."""
     lnc: int | None = None
     """Physical NeuronCores per logical NeuronCore (1 or 2); null where there are none."""
     num_chips: int | None = None
@@ -133,6 +144,12 @@ class LaunchConfig:
     """stop or warn when a loss is NaN or infinite."""
     min_free_mib: int = 100
     """Less free space than this in `runs` ends a training in order, MiB; to start one takes twice as much."""
+    join_s: float = 600.0
+    """How long the nodes of a job wait for each other at its start, seconds."""
+    node_lost_s: float = 60.0
+    """A node that shows no sign of life in the run directory for this long is lost, and the others end, seconds."""
+    scratch: str | None = None
+    """A node-local directory for the logs of ranks, copied to the run directory at the end; null: no detour."""
     command: list[str] = field(default_factory=list)
     """Started instead of torchrun, with the same environment: for other launchers, and for tests of the harness."""
 

@@ -84,7 +84,8 @@ def show_start(console: Console, plan: Plan, run: RunDir) -> None:
     console.print(f"[bold]{config.path.name}[/] kernel={config.kernel.name} platform={config.platform.name} ({kind})")
     console.print(
         f"  {shape.num_layers} layers, hidden {shape.hidden}{experts}, {shape.num_params():,} parameters; "
-        f"{plan.ranks} rank{'s' * (plan.ranks > 1)}, {train.steps} steps of {plan.tokens_per_step:,} tokens"
+        f"{plan.ranks} rank{'s' * (plan.ranks > 1)}{on_nodes(plan)}, {train.steps} steps of "
+        f"{plan.tokens_per_step:,} tokens"
     )
     console.print(f"  {relative(run.path)}", style="dim", markup=False)
 
@@ -133,7 +134,7 @@ def figures(summary: Mapping[str, Any], plan: Plan) -> list[tuple[str, str]]:
     steady, end, loss = summary.get("steady") or {}, summary.get("end_to_end") or {}, summary.get("loss") or {}
     memory, warmup = summary.get("memory") or {}, summary.get("warmup_steps")
     phase = f"{summary.get('phase')}" + (f" ({summary['phase_reason']})" if summary.get("phase_reason") else "")
-    scope = f"tokens/s, {plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    scope = f"tokens/s, {plan.ranks} rank{'s' * (plan.ranks > 1)}{on_nodes(plan)}"
     rows = [
         ("loss", f"{number(loss.get('first'))} → {number(loss.get('last'))} in {summary.get('steps')} steps"),
         ("warm-up", f"{number(warmup)} steps, {number(summary.get('compile_s'))} s; then {phase}"),
@@ -150,19 +151,24 @@ def figures(summary: Mapping[str, Any], plan: Plan) -> list[tuple[str, str]]:
 
 
 def show_dry_run(
-    console: Console, plan: Plan, command: Sequence[str], env: Mapping[str, str], lines: list[str]
+    console: Console, plan: Plan, commands: Sequence[Sequence[str]], env: Mapping[str, str], lines: list[str]
 ) -> None:
-    """Command, environment and preflight of a pilot that is not started."""
+    """Command of each node, environment and preflight of a pilot that is not started."""
     config = plan.config
     console.print(f"[bold]dry run[/] {config.path.name} on {config.platform.name}: nothing is started\n")
     console.print("environment", style="bold")
     for name, value in env.items():
         console.print(f"  {name}={shlex.quote(value)}", markup=False)
-    console.print("\ncommand", style="bold")
-    console.print("  " + shell_lines(command), markup=False)
+    for rank, command in enumerate(commands):
+        console.print("\ncommand" + (f" of {plan.place.name_of(rank)}" if len(commands) > 1 else ""), style="bold")
+        console.print("  " + shell_lines(command), markup=False)
     console.print("\npreflight", style="bold")
     for line in lines:
         console.print(f"  {line}", markup=False)
+
+
+def on_nodes(plan: Plan) -> str:
+    return f" on {plan.place.num_nodes} nodes" if plan.place.several else ""
 
 
 def shell_lines(command: Sequence[str]) -> str:

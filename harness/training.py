@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness import data
 from harness.launch import SPEC, torchrun_command
+from harness.nodes import Place, network_environment, rendezvous_options
 from harness.plan import ConfigError, Plan, known
 from harness.titan.spec import CheckpointSpec, DataSpec, TitanSpec, titan_arguments
 
@@ -74,19 +75,30 @@ def _data(plan: Plan, prepare: bool) -> DataSpec:
         raise ConfigError(str(error)) from error
 
 
-def command(plan: Plan, spec: TitanSpec, run: Path) -> list[str]:
-    """The torchrun command of this pilot."""
-    arguments = [*titan_arguments(spec, torch_version=plan.torch_version), *plan.config.train.flags]
-    return torchrun_command(num_ranks=plan.ranks, log_dir=run / RANK_LOGS, arguments=arguments)
+def rank_logs(run: Path, node: int) -> Path:
+    """Where the ranks of a node log: those of other nodes beside those of node 0, which are ``ranks``."""
+    return run / (f"{RANK_LOGS}.node{node}" if node else RANK_LOGS)
 
 
-def environment(plan: Plan, run: Path) -> dict[str, str]:
+def command(plan: Plan, spec: TitanSpec, run: Path, place: Place | None = None, logs: Path | None = None) -> list[str]:
+    """The torchrun command of one node of this pilot: of this one, or of ``place``; ``logs`` is for rank logs."""
+    place = place or plan.place
+    return torchrun_command(
+        num_ranks=plan.local_ranks,
+        log_dir=logs or rank_logs(run, place.rank),
+        arguments=[*titan_arguments(spec, torch_version=plan.torch_version), *plan.config.train.flags],
+        rendezvous=rendezvous_options(place, join_s=plan.config.launch.join_s),
+    )
+
+
+def environment(plan: Plan, run: Path, place: Place | None = None) -> dict[str, str]:
     """What the ranks get on top of the harness's own environment."""
     return {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PILOT_CACHE": str(cache_dir(plan).resolve()),
+        **network_environment(plan.config.platform.device, place or plan.place),
         **plan.config.platform.env,
         **plan.swaps.environment,
         SPEC: str(run.resolve() / SPEC_FILE),
