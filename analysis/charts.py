@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis import wording
+from analysis import numbers
 from analysis.comparison import Comparison
 from analysis.effects import Effect, PairValue
 from analysis.paired import UNRESOLVED
@@ -28,7 +28,7 @@ def forest(effects: Sequence[Effect]) -> str:
     if not shown:
         return ""
     changes = [100 * (value - 1) for effect in shown for value in (effect.ratio, effect.low, effect.high)]
-    margin = 100 * max(effect.margin for effect in shown)
+    margin = 100 * max(effect.asked for effect in shown)
     # One hopeless interval must not squeeze the others: beyond five times the typical width it becomes an arrow.
     widths = sorted(100 * (effect.high - effect.low) for effect in shown if math.isfinite(effect.low))
     typical = widths[len(widths) // 2] if widths else margin
@@ -42,10 +42,13 @@ def forest(effects: Sequence[Effect]) -> str:
     plot.band("margin", x=(-margin, margin))
     plot.rule("zero", x=0)
     for row, effect in zip((row for row, _ in names), shown, strict=True):
+        if effect.floor:
+            floor = 100 * effect.floor
+            plot.band("floor", x=(-floor, floor), y=(row - 0.32, row + 0.32))
         kind = "open" if effect.verdict == UNRESOLVED else "decided"
         if math.isfinite(effect.low):
             plot.whisker(100 * (effect.low - 1), 100 * (effect.high - 1), row, kind)
-        text = f"{effect.quantity.label}: {wording.change(effect.ratio)} ({wording.between(effect)})"
+        text = f"{effect.quantity.label}: {numbers.change(effect.ratio)} ({numbers.between(effect)})"
         value = min(max(100 * (effect.ratio - 1), x.low), x.high)
         plot.point(value, row, kind, text, radius=4.5)
         plot.label(plot.width - plot.right + 10, row, effect.verdict, kind)
@@ -79,7 +82,7 @@ def paired_runs(effect: Effect) -> str:
             (second, value.candidate, value.candidate_run, CANDIDATE),
         ):
             outlying = " (far from the others)" if run in effect.outlying else ""
-            text = f"{run}, {value.label}: {wording.quantity_text(number, effect.quantity.unit)}{outlying}"
+            text = f"{run}, {value.label}: {numbers.quantity_text(number, effect.quantity.unit)}{outlying}"
             plot.point(place, number, f"{arm}{' outlying' if outlying else ''}", text, radius=4)
     return plot.render()
 

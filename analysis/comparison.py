@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from analysis.curves import DIFFERENT, Curve, CurveVerdict, compare_curves
-from analysis.effects import Effect, measure, noise_floor
+from analysis.effects import Effect, measure
 from analysis.gate import Gate, LeftOut, check_pairs, leave_out
+from analysis.noise import Noise, measure_noise
 from analysis.paired import UNRESOLVED
 from analysis.pairing import Pair, Pairing, make_pairs, split_identical
 from analysis.quantities import HEADLINE, QUANTITIES
@@ -55,10 +56,8 @@ class Comparison:
     effects: tuple[Effect, ...] = ()
     loss: CurveVerdict | None = None
     grad_norm: CurveVerdict | None = None
-    aa_pairs: int = 0
-    """Pairs behind the noise floor."""
-    aa_refused: str = ""
-    """Why A/A runs that exist were not used."""
+    noise: Noise = field(default_factory=Noise)
+    """What identical arms show on this machine."""
 
     @property
     def comparable(self) -> bool:
@@ -128,9 +127,10 @@ def _arms(runs: Sequence[Run], request: Request) -> tuple[list[Run], list[Run]]:
 
 def _judge(comparison: Comparison, runs: Sequence[Run]) -> Comparison:
     request, pairs = comparison.request, comparison.pairs
-    floors, aa_pairs, refused = _noise_floors(comparison, runs)
+    noise = _noise(comparison, runs)
     effects = [
-        measure(quantity, pairs, margin=request.margin, floor=floors.get(quantity.name, 0.0)) for quantity in QUANTITIES
+        measure(quantity, pairs, margin=request.margin, floor=noise.floors.get(quantity.name, 0.0))
+        for quantity in QUANTITIES
     ]
     recorded = [
         effect for effect in effects if effect.quantity.name == HEADLINE.name or effect.values or _is_recorded(effect)
@@ -141,8 +141,7 @@ def _judge(comparison: Comparison, runs: Sequence[Run]) -> Comparison:
         effects=tuple(recorded),
         loss=_not_without_the_broken(loss, comparison),
         grad_norm=_curves(pairs, "grad_norm", "gradient norm", request.grad_norm_margin),
-        aa_pairs=aa_pairs,
-        aa_refused=refused,
+        noise=noise,
     )
 
 
@@ -150,23 +149,13 @@ def _is_recorded(effect: Effect) -> bool:
     return any(not reason.endswith("not recorded") for reason in effect.missing)
 
 
-def _noise_floors(comparison: Comparison, runs: Iterable[Run]) -> tuple[dict[str, float], int, str]:
-    """Noise floor of each quantity from the A/A runs that equal the baseline arm, with the number of their pairs."""
-    request, pairs = comparison.request, comparison.pairs
-    if request.identical or not pairs:
-        return {}, 0, ""
+def _noise(comparison: Comparison, runs: Iterable[Run]) -> Noise:
+    """An A/A comparison has no floor but itself."""
+    if comparison.request.identical or not comparison.pairs:
+        return Noise()
     used = {id(run) for run in comparison.runs}
-    same, _ = leave_out((run for run in runs if request.aa.matches(run) and id(run) not in used), "A/A")
-    if not same:
-        return {}, 0, ""
-    reference = pairs[0].baseline
-    alike = [run for run in same if check_pairs([Pair(label="", baseline=reference, candidate=run)], ()).comparable]
-    if not alike:
-        gate = check_pairs([Pair(label="", baseline=reference, candidate=same[0])], ())
-        return {}, 0, f"{len(same)} A/A runs were not used, they differ from the baseline in {gate.undeclared[0].key}"
-    aa_pairs = make_pairs(*split_identical(alike)).pairs
-    floors = {q.name: noise_floor(measure(q, aa_pairs, margin=request.margin)) for q in QUANTITIES}
-    return floors, len(aa_pairs), ""
+    identical = [run for run in runs if comparison.request.aa.matches(run) and id(run) not in used]
+    return measure_noise(identical, comparison.pairs, comparison.request.margin)
 
 
 def _curves(pairs: Sequence[Pair], series: str, what: str, margin: float) -> CurveVerdict:

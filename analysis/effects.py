@@ -56,8 +56,8 @@ class Effect:
     low: float
     high: float
     pair_sd: float
-    margin: float
-    """The margin that was used: the one asked for, or the A/A noise floor where that is wider."""
+    asked: float
+    """The margin that was asked for. Equivalence is claimed within this one or not at all."""
     floor: float
     """Largest relative difference that identical arms may show (A/A runs); 0 where there are none."""
     power: Power
@@ -73,6 +73,16 @@ class Effect:
     @property
     def pairs(self) -> int:
         return len(self.values)
+
+    @property
+    def margin(self) -> float:
+        """Below this no difference is called: the margin asked for, or the A/A noise floor where that is wider."""
+        return max(self.asked, self.floor)
+
+    @property
+    def drowned(self) -> bool:
+        """Whether identical arms differ by more than what was asked about."""
+        return self.floor > self.asked
 
     @property
     def baseline_median(self) -> float:
@@ -115,7 +125,7 @@ def measure(quantity: Quantity, pairs: Sequence[Pair], *, margin: float, floor: 
         low=float(interval.low),
         high=float(interval.high),
         pair_sd=float(interval.pair_sd),
-        margin=max(margin, floor),
+        asked=margin,
         floor=floor,
         power=power(interval, count, effect=0.01),
         drift=drift((base + cand) / 2, places) if places is not None else UNTESTED,
@@ -204,11 +214,17 @@ def _mirrored(interval: Interval) -> Interval:
 
 def _why_unresolved(interval: Interval, margin: float, floor: float) -> str:
     low, high = float(interval.low), float(interval.high)
-    if floor and (low > 1 or high < 1):
+    inside_floor = abs(float(interval.ratio) - 1) <= floor
+    if floor > margin and inside_floor:
+        return (
+            f"A/A runs of this machine differ by up to {100 * floor:.2g} %, so nothing below that can be told, and "
+            f"{100 * margin:.2g} % was asked"
+        )
+    if inside_floor and (low > 1 or high < 1):
         return f"the effect is not above what identical arms show here ({100 * floor:.2g} %, A/A)"
-    wide = max(margin, floor)
     return (
-        f"the interval holds zero and reaches beyond {100 * wide:.2g} %, so neither a difference nor equality is shown"
+        f"the interval holds zero and reaches beyond {100 * margin:.2g} %, so neither a difference nor equality is "
+        "shown"
     )
 
 

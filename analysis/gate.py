@@ -18,7 +18,14 @@ NOT_COMPARED_KEYS = frozenset(("platform.price_date", "path.summary", "hardware.
 # May change from pair to pair, but not inside one: replicates may use seeds of their own, the same in both arms.
 PER_PAIR = frozenset(("train.seed",))
 NEVER_ALLOWED = frozenset(("rehearsal",))
+# What follows from a declared setting and from nothing else: another path is another model. The work per step (sequence
+# length, batch, ranks, type) does not follow from it, and must be equal for tokens/s to mean anything.
+FOLLOWS = {"path": ("shape", "flops.per_token")}
+RANKS = "platform.num_ranks"
+WORK = (RANKS, "train.global_batch_size", "train.local_batch_size", "train.seq_len")
+"""How much one step is, and over how many ranks."""
 ABSENT = "not recorded"
+MAX_HINTED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +76,17 @@ class Gate:
         key = self.undeclared[0].key
         if key in NEVER_ALLOWED:
             return "A rehearsal is never compared with a full-scale run."
-        return f"If {key} is what you compare, say so: --allow {key}"
+        ranks = next((item for item in self.undeclared if item.key == RANKS), None)
+        if ranks is not None and ranks.baseline.isdecimal() and ranks.candidate.isdecimal():
+            fewer = min(int(ranks.baseline), int(ranks.candidate))
+            return f"Run both arms with the same number of ranks, e.g. {RANKS}={fewer} (a sweep does that by itself)"
+        keys = " ".join(item.key for item in self.undeclared[:MAX_HINTED])
+        return f"If {'that is' if len(self.undeclared) == 1 else 'those are'} what you compare, say so: --allow {keys}"
+
+    @property
+    def other_work(self) -> tuple[Difference, ...]:
+        """Declared differences that make a step of one arm another amount of work than a step of the other."""
+        return tuple(item for item in self.declared if item.key in WORK)
 
 
 def leave_out(runs: Iterable[Run], arm: str, *, ignore_checks: Sequence[str] = ()) -> tuple[list[Run], list[LeftOut]]:
@@ -125,9 +142,11 @@ def check_pairs(pairs: Sequence[Pair], declared: Iterable[str]) -> Gate:
     """Compare every setting and circumstance of the paired runs.
 
     Args:
-        declared: keys (or groups: ``kernel`` covers ``kernel.overrides``) in which the arms are meant to differ.
+        declared: keys (or groups: ``kernel`` covers ``kernel.overrides``) in which the arms are meant to differ; what
+            follows from them (``FOLLOWS``) is declared with them.
     """
     declared = tuple(declared)
+    declared += tuple(key for name in declared for key in FOLLOWS.get(name.removesuffix(".name"), ()))
     undeclared, allowed = [], []
     for key in sorted({key for pair in pairs for run in pair.runs for key in (*run.config, *run.circumstances)}):
         if key.split(".")[0] in NOT_COMPARED or key in NOT_COMPARED_KEYS:

@@ -29,7 +29,7 @@ NOTE, ARM_TAG, LINK_TAG = "mlflow.note.content", "arm", "comparison"
 SUFFIX = " comparisons"
 MARK = "Latest comparison: "
 """Begins the description that we may replace; one that a person wrote stays."""
-MAX_NOTE = 8000
+MAX_NOTE, MAX_TAG = 8000, 2000
 
 
 def record(comparison: Comparison, uri: str) -> str:
@@ -65,6 +65,8 @@ def metrics(comparison: Comparison) -> Iterator[tuple[str, float]]:
     """``delta/<quantity>/ratio | low | high | detectable`` and the differences of the curves; unknown ones left out."""
     for effect in comparison.effects:
         numbers = {"ratio": effect.ratio, "low": effect.low, "high": effect.high, "detectable": effect.power.detectable}
+        if effect.floor:
+            numbers["noise_floor"] = effect.floor
         for name, value in numbers.items():
             if math.isfinite(value):
                 yield f"delta/{effect.quantity.name}/{name}", value
@@ -93,6 +95,7 @@ def tags(comparison: Comparison) -> dict[str, str]:
     verdicts = {f"verdict/{effect.quantity.name}": effect.verdict for effect in comparison.effects}
     verdicts |= {f"verdict/{name}": curve.verdict for name, curve in _curves(comparison)}
     return verdicts | {
+        "conclusion": wording.headline(comparison)[:MAX_TAG],
         COMPARISON_TAG: comparison_id(comparison),
         "rehearsal": str(comparison.rehearsal).lower(),
     }

@@ -102,8 +102,8 @@ def judge(interval: Interval, *, pairs: int, margin: float, floor: float = 0.0) 
 
     Args:
         margin: relative difference that does not matter, e.g. 0.01; the whole interval inside it is ``equivalent``.
-        floor: largest relative difference that identical arms may show here (from A/A runs). The margin is never below
-            it, and an effect that is not above it is not called.
+        floor: largest relative difference that identical arms may show here (from A/A runs). An effect that is not
+            above it is not called; where it is above the margin, nothing is equivalent: identical arms would not be.
 
     Returns:
         ``equivalent`` | ``faster`` | ``slower`` | ``unresolved``; NaN anywhere is ``unresolved``, since no comparison
@@ -111,11 +111,10 @@ def judge(interval: Interval, *, pairs: int, margin: float, floor: float = 0.0) 
     """
     if pairs < MIN_PAIRS:
         return np.full(np.shape(interval.estimate), UNRESOLVED)
-    margin = max(margin, floor)
     above_floor = np.abs(np.expm1(interval.estimate)) > floor
     return np.select(
         [
-            (interval.low >= 1 - margin) & (interval.high <= 1 + margin),
+            (interval.low >= 1 - margin) & (interval.high <= 1 + margin) & (floor <= margin),
             (interval.low > 1) & above_floor,
             (interval.high < 1) & above_floor,
         ],

@@ -3,14 +3,13 @@ configurations is escaped by the template."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis import charts, text, wording
+from analysis import charts, numbers, text, wording
 from analysis.comparison import Comparison
 from analysis.curves import DIFFERENT, CurveVerdict
 from analysis.gate import NOT_COMPARED, as_text
@@ -55,7 +54,8 @@ def context(comparison: Comparison) -> dict[str, Any]:
             {"cells": cells, "tone": _effect_tone(effect.verdict, effect.quantity.better)}
             for cells, effect in zip(text.effect_rows(comparison), comparison.effects, strict=True)
         ],
-        "margin": wording.percent(max((effect.margin for effect in comparison.effects), default=math.nan)),
+        "margin": numbers.percent(comparison.request.margin),
+        "floored": any(effect.floor for effect in comparison.effects),
         "design": wording.design(comparison),
         "checks": _checks(comparison),
         "left_out": [{"run": item.run.run_id, "arm": item.arm, "reason": item.reason} for item in comparison.left_out],
@@ -88,7 +88,7 @@ def _plots(comparison: Comparison) -> dict[str, Any]:
                 "tone": _curve_tone(verdict),
                 "reason": verdict.reason,
                 "detail": wording.curve_detail(verdict),
-                "margin": wording.percent(verdict.margin),
+                "margin": numbers.percent(verdict.margin),
                 "overlay": Markup(charts.overlay(comparison, series, axis)),
                 "difference": Markup(charts.difference(comparison, series, what, verdict.margin)),
             }
@@ -137,7 +137,7 @@ def _pills(comparison: Comparison) -> list[tuple[str, str]]:
         pills.append((label.lower(), curve.verdict))
     pills.append(("pairs of runs", str(len(comparison.pairs))))
     if comparison.left_out:
-        pills.append(("left out", wording.plural(len(comparison.left_out), "run")))
+        pills.append(("left out", numbers.plural(len(comparison.left_out), "run")))
     return pills
 
 

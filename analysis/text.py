@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from analysis import wording
+from analysis import numbers, wording
 from analysis.comparison import Comparison
 from analysis.curves import CurveVerdict
 from analysis.effects import Effect
@@ -55,11 +55,11 @@ def effect_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return [
         (
             effect.quantity.label,
-            wording.quantity_text(effect.baseline_median, effect.quantity.unit),
-            wording.quantity_text(effect.candidate_median, effect.quantity.unit),
-            wording.change(effect.ratio),
-            wording.between(effect),
-            wording.percent(effect.power.detectable),
+            numbers.quantity_text(effect.baseline_median, effect.quantity.unit),
+            numbers.quantity_text(effect.candidate_median, effect.quantity.unit),
+            numbers.change(effect.ratio),
+            numbers.between(effect),
+            numbers.percent(effect.power.detectable),
             effect.verdict,
         )
         for effect in comparison.effects
@@ -102,6 +102,7 @@ def to_data(comparison: Comparison) -> dict[str, Any]:
         "quantities": {effect.quantity.name: effect_data(effect) for effect in comparison.effects},
         "loss": comparison.loss,
         "grad_norm": comparison.grad_norm,
+        "noise": comparison.noise,
         "notes": wording.notes(comparison),
     }
     return to_jsonable(data)
@@ -119,7 +120,7 @@ def effect_data(effect: Effect) -> dict[str, Any]:
         "high": effect.high,
         "baseline_median": effect.baseline_median,
         "candidate_median": effect.candidate_median,
-        "margin": effect.margin,
+        "margin": effect.asked,
         "noise_floor": effect.floor,
         "detectable": effect.power.detectable,
         "pairs_needed_for_1_percent": effect.power.pairs_needed,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from analysis.comparison import Comparison
 from analysis.curves import DIFFERENT, CurveVerdict
-from analysis.effects import Effect
+from analysis.numbers import between, change, percent, plural, share, signed
 from analysis.paired import EQUIVALENT, MIN_PAIRS, UNRESOLVED
 from analysis.quantities import HEADLINE
 from analysis.runs import Run
@@ -63,9 +63,10 @@ def _speed(comparison: Comparison) -> str:
     if math.isfinite(effect.low):
         measured += f", 95 % interval {between(effect)}, {pairs} of runs"
     if effect.verdict == EQUIVALENT:
-        return f"{candidate} and {baseline} are equally fast within {percent(effect.margin)} ({measured})."
+        return f"{candidate} and {baseline} are equally fast within {percent(effect.asked)} ({measured})."
     if effect.verdict == UNRESOLVED:
-        return f"Unresolved whether {candidate} is faster than {baseline} ({measured}): {effect.reason}."
+        question = f"Unresolved at {percent(effect.asked)} whether {candidate} is faster than {baseline}"
+        return f"{question} ({measured}): {effect.reason}."
     return f"{candidate} is {effect.verdict} than {baseline} by {percent(abs(effect.ratio - 1))} ({measured})."
 
 
@@ -156,15 +157,12 @@ def _trend(trend) -> str:
 def _noise_notes(comparison: Comparison) -> list[str]:
     effect = comparison.effect(HEADLINE.name)
     found = []
-    if comparison.aa_pairs and effect and effect.floor:
-        found.append(
-            f"A/A noise floor from {plural(comparison.aa_pairs, 'pair')} of identical arms: {percent(effect.floor)}; "
-            "no margin is below it."
-        )
-    elif comparison.aa_refused:
-        found.append(f"No A/A noise floor: {comparison.aa_refused}.")
-    elif not comparison.request.identical and comparison.pairs:
-        found.append("No A/A runs: what identical arms show on this machine has not been measured.")
+    if effect and effect.floor:
+        floor = f"A/A noise floor from {plural(comparison.noise.pairs, 'pair')} of identical arms: "
+        what = f"above the margin of {percent(effect.asked)}, so equality cannot be shown here"
+        found.append(f"{floor}{percent(effect.floor)}, {what if effect.drowned else 'no smaller effect is called'}.")
+    elif comparison.noise.missing:
+        found.append(f"No A/A noise floor: {comparison.noise.missing}.")
     for other in comparison.effects:
         if other.outlying:
             found.append(f"{other.quantity.label}: far from the other pairs, not dropped: {', '.join(other.outlying)}.")
@@ -176,6 +174,13 @@ def _noise_notes(comparison: Comparison) -> list[str]:
 def _provenance_notes(comparison: Comparison) -> list[str]:
     runs = comparison.runs
     found = []
+    if comparison.gate.other_work:
+        what = "; ".join(str(item) for item in comparison.gate.other_work)
+        found.append(
+            f"A step is not the same work in both arms ({what}): tokens/s, step time and loss compare that too."
+        )
+    if any(item.key == "path.name" for item in comparison.gate.declared):
+        found.append("The paths train different models: this shows what each costs, not which code is faster.")
     seeds = {run.setting("train.seed") for run in runs}
     if len(seeds) == 1 and None not in seeds and comparison.loss and comparison.loss.verdict == EQUIVALENT:
         found.append(f"All runs share seed {seeds.pop()}: the loss verdict says nothing about other seeds.")
@@ -218,62 +223,14 @@ METHOD = (
     "is Student's t on the logarithm of the pairs' ratios.",
     "Equivalent: the whole interval lies inside the margin. Faster or slower: the interval excludes no change. "
     "Anything else, and any comparison of fewer than 3 pairs, is unresolved.",
+    "Noise floor: the largest change that A/A runs, which are identical, cannot exclude on this machine. No smaller "
+    "change is called, and where it is above the margin nothing is called equivalent.",
     "Loss: the paired log-ratio of both curves must lie inside the margin in each of up to four parts of the curve, "
     "with its whole interval over the pairs, and no single step may be off by ten margins. A NaN, a missing step or "
     "another length can never be equivalent.",
     "Arms may differ in the declared settings only. Runs that failed, failed a check or never became steady are left "
     "out by name.",
 )
-
-
-# -- numbers as text -------------------------------------------------------------------------------------------------
-
-
-def percent(value: float) -> str:
-    """0.0123 as ``1.2 %``."""
-    return "unknown" if not math.isfinite(value) else f"{_digits(100 * value)} %"
-
-
-def share(value: float) -> str:
-    """A relative difference that may be tiny: ``1.2 %`` or ``9.8e-06``."""
-    if math.isinf(value):
-        return "without bound"
-    return percent(value) if not math.isfinite(value) or value >= 1e-4 or value == 0 else f"{value:.1e}"
-
-
-def signed(value: float) -> str:
-    return "unknown" if not math.isfinite(value) else f"{_digits(100 * value, sign=True)} %"
-
-
-def change(ratio: float) -> str:
-    """A ratio as a change: 1.02 is ``+2.0 %``."""
-    return signed(ratio - 1)
-
-
-def between(effect: Effect) -> str:
-    if not math.isfinite(effect.low):
-        return "unknown"
-    return f"{_digits(100 * (effect.low - 1), sign=True)} to {_digits(100 * (effect.high - 1), sign=True)} %"
-
-
-def _digits(value: float, *, sign: bool = False) -> str:
-    """Two decimals below 10, one below 100; a real minus sign, none before a zero."""
-    text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-    text = text.removeprefix("-") if float(text) == 0 else text
-    if sign and float(text) > 0:
-        text = f"+{text}"
-    return text.replace("-", "−")
-
-
-def quantity_text(value: float, unit: str) -> str:
-    """A value with its unit."""
-    if not math.isfinite(value):
-        return "–"
-    return (f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.4g} {unit}").rstrip()
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def curve_line(curve: CurveVerdict, label: str) -> str:

@@ -14,6 +14,7 @@ from harness.plan import ConfigError, Plan, make_plan
 from harness.schema import PilotConfig
 from harness.sweep.order import INTERLEAVED, Slot, arm_letter, plan_slots, random_start
 
+RANKS = "platform.num_ranks"
 SET_BY_THE_SWEEP = ("replicate", "block", "order", "sweep")
 
 
@@ -71,6 +72,8 @@ class Sweep:
     settings: Settings
     arms: tuple[Arm, ...]
     jobs: tuple[Job, ...]
+    shared_ranks: int | None = None
+    """Ranks that every arm was given, since by themselves the arms would use different numbers."""
 
     @property
     def config(self) -> PilotConfig:
@@ -100,10 +103,10 @@ def plan_sweep(
         ConfigError: an arm that cannot be run, or settings that contradict each other.
     """
     _check(arms, settings)
-    planned = [
-        Arm(letter=arm_letter(number), settings=swept, overrides=overrides, plan=_plan(swept, compose(overrides)))
-        for number, (swept, overrides) in enumerate(arms)
-    ]
+    planned = _plan_arms(arms, compose)
+    shared_ranks = _ranks_to_share(planned)
+    if shared_ranks:
+        planned = _plan_arms([(swept, (*given, f"{RANKS}={shared_ranks}")) for swept, given in arms], compose)
     if len({(arm.plan.config.runs, arm.plan.config.experiment_name) for arm in planned}) > 1:
         raise ConfigError("arms of one sweep share runs= and experiment_name=: those cannot be swept")
     start = 0 if settings.start_seed is None else random_start(len(planned), settings.start_seed)
@@ -113,7 +116,7 @@ def plan_sweep(
         raise ConfigError(str(error)) from error
     identity = sweep_id(planned, settings)
     jobs = tuple(_job(planned[slot.arm], slot, settings, identity) for slot in slots)
-    return Sweep(id=identity, settings=settings, arms=tuple(planned), jobs=jobs)
+    return Sweep(id=identity, settings=settings, arms=tuple(planned), jobs=jobs, shared_ranks=shared_ranks)
 
 
 def sweep_id(arms: Sequence[Arm], settings: Settings) -> str:
@@ -121,6 +124,23 @@ def sweep_id(arms: Sequence[Arm], settings: Settings) -> str:
     facts = [[config_hash(arm.plan) for arm in arms], settings.order, settings.start_seed, settings.vary_seed]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
     return f"{arms[0].plan.config.experiment_name}-{digest}"
+
+
+def _plan_arms(
+    arms: Sequence[tuple[str, tuple[str, ...]]], compose: Callable[[Sequence[str]], PilotConfig]
+) -> list[Arm]:
+    return [
+        Arm(letter=arm_letter(number), settings=swept, overrides=overrides, plan=_plan(swept, compose(overrides)))
+        for number, (swept, overrides) in enumerate(arms)
+    ]
+
+
+def _ranks_to_share(arms: Sequence[Arm]) -> int | None:
+    """Fewest ranks of rehearsals that would choose different numbers by themselves, which could not be compared: some
+    paths train on one CPU rank with some releases of torch. None where they are equal, were typed, or are swept."""
+    ranks = {arm.plan.ranks for arm in arms}
+    typed = any(override.lstrip("+").startswith(f"{RANKS}=") for arm in arms for override in arm.overrides)
+    return None if typed or len(ranks) == 1 or not all(arm.plan.rehearsal for arm in arms) else min(ranks)
 
 
 def _job(arm: Arm, slot: Slot, settings: Settings, identity: str) -> Job:

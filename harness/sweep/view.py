@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.plan import known
 from harness.projection import number
 from harness.rundir import RunDir
-from harness.sweep.jobs import Job, Sweep
+from harness.sweep.jobs import RANKS, Arm, Job, Sweep
 from harness.sweep.order import BLOCKED
 from harness.sweep.resume import Expected, succeeded
 from harness.terminal import relative
@@ -34,6 +34,9 @@ def show_plan(console: Console, sweep: Sweep, done: Mapping[int, RunDir], expect
     for arm in sweep.arms:
         console.print(f"  {arm.letter}  {arm}", markup=False)
     console.print(f"  order  {order_line(sweep)}", markup=False)
+    if sweep.shared_ranks:
+        why = "by themselves they would use different numbers, which cannot be compared"
+        console.print(f"  {RANKS}={sweep.shared_ranks} in every arm: {why}", markup=False)
     if len(sweep.arms) > 1 and settings.replicates % 2 and settings.order != BLOCKED:
         console.print("  an even number of replicates would let a steady drift of the machine cancel", style="dim")
     console.print(f"  record {relative(sweep.directory)}", markup=False)
@@ -124,17 +127,17 @@ def show_arms(console: Console, sweep: Sweep, runs: Mapping[int, RunDir | None])
         without = len(good) - len(speeds)  # not repeated until they suit: that would choose among measurements
         lost = f", {without} without a steady part (more train.steps help)" if without else ""
         console.print(f"  {arm.letter}  {arm}: {len(good)} of {len(own)} finished{lost}{median}", markup=False)
-    if len(sweep.arms) == 2:
-        console.print(f"compare   {comparison(sweep)}", markup=False)
+    for candidate in sweep.arms[1:] if len(sweep.arms) == 2 or not sweep.identical else ():
+        console.print(f"compare   {comparison(sweep, candidate)}", markup=False)
 
 
-def comparison(sweep: Sweep) -> str:
-    """The command that compares the two arms."""
+def comparison(sweep: Sweep, candidate: Arm) -> str:
+    """The command that compares an arm with the first one."""
     words = ["python", "-m", "analysis", "compare"]
     if sweep.identical:
         words += ["--baseline", f"sweep={sweep.id}", "--candidate", f"sweep={sweep.id}"]
     else:
-        for name, arm in zip(("baseline", "candidate"), sweep.arms, strict=True):
+        for name, arm in (("baseline", sweep.arms[0]), ("candidate", candidate)):
             words += [f"--{name}", *(setting.lstrip("+") for setting in arm.settings.split(" "))]
         words += ["--where", f"sweep={sweep.id}"]
     if sweep.config.runs != "runs":

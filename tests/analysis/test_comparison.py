@@ -88,10 +88,11 @@ def test_a_a_runs_set_the_floor_of_every_margin(tmp_path):
     runs = [*sweep(pairs=6, effect=0.02, seed=1), *aa_sweep(0.03)]
     found = compared(runs, tmp_path)
     effect = found.effect("throughput")
-    assert found.aa_pairs == 6
+    assert found.noise.pairs == 6
     assert effect.floor > 0.02
     assert effect.margin == effect.floor
-    assert effect.verdict == "equivalent"
+    assert effect.verdict == "unresolved"  # identical arms would not be equivalent here either
+    assert "A/A runs of this machine differ by up to" in effect.reason
     assert any("A/A noise floor from 6 pairs" in note for note in notes(found))
 
 
@@ -99,13 +100,13 @@ def test_without_a_a_runs_the_same_sweep_is_faster(tmp_path):
     """The control of the test above."""
     found = compared(sweep(pairs=6, effect=0.02, seed=1), tmp_path)
     assert found.verdict == "faster"
-    assert any("No A/A runs" in note for note in notes(found))
+    assert any("there are no A/A runs" in note for note in notes(found))
 
 
 def test_a_a_runs_of_something_else_are_not_used(tmp_path):
     found = compared([*sweep(pairs=6, effect=0.02, seed=1), *aa_sweep(0.03, seq_len=2048)], tmp_path)
     assert found.verdict == "faster"
-    assert "train.seq_len" in found.aa_refused
+    assert "train.seq_len" in found.noise.missing
 
 
 # -- selection --------------------------------------------------------------------------------------------------------
