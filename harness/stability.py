@@ -146,7 +146,7 @@ def _two_levels(quiet: FloatArray, config: PhasesConfig, measures: dict[str, flo
     valley = _valley(ordered, low[split], high[split], width)
     share = min(split + 1, n - split - 1) / n
     widths = sorted((ordered[: split + 1].std(), ordered[split + 1 :].std()))
-    apart = gap / width > 3.2 + 18 / n + max(0.0, 8 / n - 0.2) and valley < 0.9
+    apart = gap / width > 3.2 + 18 / n + max(0.0, 8 / n - 0.2) and valley < 0.75
     alike = widths[1] < 1.7 * widths[0] and share > 0.2
     turns = n >= 12 and lag_correlation(quiet) < -max(0.5, 2.4 / math.sqrt(n))  # white noise: 0.5 % of short runs
     distinct = gap / width > DISTINCT_LEVELS and share > 0.3  # in short runs no shape can be seen, only the distance
