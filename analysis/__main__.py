@@ -13,7 +13,8 @@ examples:
   python -m analysis compare --baseline kernel=baseline --candidate kernel=nki_rope --where experiment=rope_ab
   python -m analysis report  --baseline kernel=baseline --candidate kernel=nki_rope --out report.html
   python -m analysis compare --baseline experiment=aa --candidate experiment=aa        A/A: identical arms
-exit codes: 0 done, 1 not comparable (or a wrong verdict in the self-test), 2 wrong usage, 130 interrupted
+exit codes: 0 done, 1 not comparable (or a wrong verdict in the self-test), 2 wrong usage, 130 interrupted,
+            3 selftest --real: nothing wrong was said, but this machine is too noisy to show the planted sleep
 """
 
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--json", action="store_true", help="one JSON object per run")
     selftest = commands.add_parser("selftest", help="feed known truths through the whole chain")
     selftest.add_argument("--expect", metavar="VERDICT", help="instead: these real runs must give this verdict")
+    selftest.add_argument("--real", action="store_true", help="train here, with a planted sleep (about 2 minutes)")
     _add_source(selftest)
     _add_request(selftest, required=False)
     return top

@@ -60,9 +60,13 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def selftest(options: argparse.Namespace) -> int:
-    """Known truths through the whole chain, or with ``--expect`` real runs whose truth is known."""
+    """Known truths through the whole chain, with ``--real`` trainings made here, with ``--expect`` runs that exist."""
     if options.expect:
         return _expect(options)
+    if options.real:
+        from analysis import real_selftest
+
+        return real_selftest.run()
     from analysis.selftest import CASES, run_case
 
     results = [run_case(case) for case in CASES]

@@ -249,7 +249,7 @@ CONFIG: dict[str, Any] = {
 }
 MANIFEST: dict[str, Any] = {
     "versions": {"python": "3.11.7", "torch": "2.14.0", "torchtitan": "0.3.0", "transformers": "5.16.0"},
-    "git": {"commit": "0" * 40, "dirty": False},
+    "git": {"commit": "0" * 40, "dirty": False, "changes": "none"},
     "hardware": {"hostname": "synthetic", "cpu": "synthetic", "device": "none", "cpu_count": 192},
     "environment": {"OMP_NUM_THREADS": "2"},
     "shape": {"num_layers": 36, "hidden": 2560},

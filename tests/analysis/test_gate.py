@@ -40,6 +40,7 @@ UNDECLARED = [
     ("versions.neuronx-cc", fact("versions", "neuronx-cc", "2.30"), "not recorded", "2.30"),
     ("git.commit", fact("git", "commit", "1" * 40), "0" * 40, "1" * 40),
     ("git.dirty", fact("git", "dirty", True), "false", "true"),
+    ("git.changes", fact("git", "changes", "b" * 16), "none", "b" * 16),
     ("data.name", setting("data", "name", "pydoc"), "c4_test", "pydoc"),
     ("train.seed", setting("train", "seed", 2), "1", "2"),
     ("rehearsal", rehearsal, "false", "true"),
