@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ OFFLINE = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 """Nothing is fetched: what is tested is what lies in the directory."""
+POLL_S = 0.2
 
 
 class NoAnswer(Exception):
@@ -39,16 +40,17 @@ class NoAnswer(Exception):
 class Beside:
     """``with Beside() as beside: beside.ask("reload", directory=...)``."""
 
-    def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
-        """Start the process; ``env`` goes on top of this process's environment."""
+    def __init__(self, *, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Start the process. Once ``interrupted`` is true no answer is waited for any longer."""
+        self._interrupted = interrupted
         search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.beside"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | OFFLINE | {"PYTHONPATH": search} | dict(env or {}),
+            env=os.environ | OFFLINE | {"PYTHONPATH": search},
             start_new_session=True,  # a Ctrl-C is for the harness, which then closes this process
             preexec_fn=dying_with_parent(),
         )
@@ -86,10 +88,12 @@ class Beside:
         assert self._process.stdout is not None
         data = b""
         while not data.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            ready, _, _ = select.select([self._process.stdout], [], [], POLL_S)
+            if not ready and (self._interrupted() or time.monotonic() > deadline):
                 self._process.kill()
-                raise NoAnswer(f"no answer within {timeout_s:,.0f} s")
+                raise NoAnswer("interrupted" if self._interrupted() else f"no answer within {timeout_s:,.0f} s")
+            if not ready:
+                continue
             chunk = os.read(self._process.stdout.fileno(), 1 << 20)
             if not chunk:
                 raise NoAnswer(self._last_words())

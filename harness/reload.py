@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.reference import mask_arguments
 from harness.weights import HEAD, read_tensors
 
 PROMPT = "The assert statement"
@@ -83,7 +84,7 @@ def reload_here(directory: str, probe: str | None = None, prompt: str = PROMPT) 
         loaded (bool), error; counts: {missing, unexpected, mismatched}, and the first names of each under the same
         names; parameters, a tied head counted once; dtypes: those in the files; tied: what config.json says,
         head_in_file, head_is_embedding: what became of it; logits: max_abs_diff from the probe's, scale (the largest
-        of the probe's), positions, finite; continuation: prompt, text, tokens, or error; seconds.
+        of the probe's), positions, lost, routing_bias; continuation: prompt, text, tokens, or error; seconds.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -132,37 +133,33 @@ def _files(directory: Path) -> dict[str, Any]:
 
 
 def _compare(model: Any, probe: Path) -> dict[str, Any]:
-    """Largest difference between this model's logits and the probe's, over the probe's positions."""
+    """Largest difference between this model's logits and the probe's, over the probe's positions.
+
+    ``lost``: how far the probe's logits as trained are from those that an export can hold (a router's bias has no place
+    in it), and ``routing_bias``, its largest value; both 0 where there is none.
+    """
     import numpy
     import torch
 
     with numpy.load(probe) as file:
-        tokens, wanted = torch.from_numpy(file["tokens"]).long(), torch.from_numpy(file["logits"])
-        positions = torch.from_numpy(file["positions"]).long() if "positions" in file else None
+        arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+    trained, positions = arrays["logits"], arrays.get("positions")
+    wanted = arrays.get("exported_logits", trained)
     with torch.no_grad():
-        found = model(tokens, **mask_arguments(positions)).logits.float()
-    difference = (found - wanted).abs()
+        arguments = {} if positions is None else mask_arguments(positions.long())
+        found = model(arrays["tokens"].long(), **arguments).logits.float()
     return {
-        "max_abs_diff": difference.nan_to_num(nan=float("inf")).max().item(),
+        "max_abs_diff": _largest(found - wanted),
         "scale": wanted.abs().max().item(),
-        "positions": tokens.numel(),
-        "finite": bool(found.isfinite().all() and wanted.isfinite().all()),
+        "positions": arrays["tokens"].numel(),
+        "lost": _largest(trained - wanted),
+        "routing_bias": float(arrays["routing_bias"].max()) if "routing_bias" in arrays else 0.0,
     }
 
 
-def mask_arguments(positions: Any | None) -> dict[str, Any]:
-    """Transformers' arguments for packed documents; nothing for plain causal attention, ``positions`` [B, L].
-
-    The mask is handed over ready-made, additive [B, 1, L, L], so that Transformers infers nothing from the positions.
-    """
-    if positions is None:
-        return {}
-    import torch
-
-    document = torch.cumsum((positions == 0).int(), dim=1)
-    allowed = (document[:, :, None] == document[:, None, :]).tril().unsqueeze(1)
-    blocked = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    return {"position_ids": positions, "attention_mask": blocked}
+def _largest(difference: Any) -> float:
+    """Infinite where there is a NaN."""
+    return difference.abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
 
 
 def _continue(model: Any, directory: str, prompt: str) -> dict[str, Any]:

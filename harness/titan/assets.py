@@ -89,6 +89,12 @@ def byte_level_tokenizer(files: tuple[str, ...], text_field: str, *, vocab: int,
 
 def transformers_config(shape: ModelShape, *, cache: Path) -> Path:
     """Directory whose config.json describes ``shape`` to Transformers, so that no hub is needed."""
+    content = _json(transformers_values(shape))
+    return _cached(cache, f"qwen3-{_digest(content)}", lambda place: _write(place, "config.json", content))
+
+
+def transformers_values(shape: ModelShape) -> dict[str, object]:
+    """What config.json says of a model of ``shape``; the token numbers are those of our own tokenizers."""
     config: dict[str, object] = {
         "architectures": ["Qwen3MoeForCausalLM" if shape.is_moe else "Qwen3ForCausalLM"],
         "model_type": "qwen3_moe" if shape.is_moe else "qwen3",
@@ -115,8 +121,7 @@ def transformers_config(shape: ModelShape, *, cache: Path) -> Path:
             "num_experts_per_tok": shape.top_k,
             "norm_topk_prob": True,
         }
-    content = _json(config)
-    return _cached(cache, f"qwen3-{_digest(content)}", lambda place: _write(place, "config.json", content))
+    return config
 
 
 def tokenizer_entries(directory: Path) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
@@ -24,6 +23,7 @@ from torchtitan.trainer import Trainer
 
 from harness.paths import load_path
 from harness.titan import cpu, data, measure, native, rope
+from harness.titan.checkpoints import PilotCheckpointManager
 from harness.titan.spec import DataSpec, TitanSpec
 from kernels.plan import KERNELS_ENV
 
@@ -73,7 +73,12 @@ def apply(config: Trainer.Config, spec: TitanSpec) -> Trainer.Config:
     config.model_spec = guarded(config.model_spec, spec)
     config.hf_assets_path = spec.data.tokenizer
     config.dump_folder = spec.dump_folder
-    config.dataloader = data.PilotDataLoader.Config(dataset=spec.data.name, documents=_documents(spec))
+    config.dataloader = data.PilotDataLoader.Config(
+        dataset=spec.data.name,
+        documents=_documents(spec),
+        evidence=spec.checkpoint.evidence or "",
+        first_step_batches=spec.global_batch_size // (spec.local_batch_size * spec.ranks),
+    )
     config.metrics = MetricsProcessor.Config(log_freq=spec.log_freq, disable_color_printing=True)
     config.optimizer = default_adamw(lr=spec.learning_rate)
     config.lr_scheduler = LRSchedulersContainer.Config(warmup_steps=spec.warmup_steps)
@@ -191,9 +196,9 @@ def _documents(spec: TitanSpec) -> str:
     return "positions" if uses_flex(spec) else "dense_mask"
 
 
-def _checkpoint(spec: TitanSpec) -> CheckpointManager.Config:
+def _checkpoint(spec: TitanSpec) -> PilotCheckpointManager.Config:
     checkpoint = spec.checkpoint
-    config = CheckpointManager.Config(
+    config = PilotCheckpointManager.Config(
         enable=checkpoint.enable,
         load_only=checkpoint.enable and not checkpoint.saves,
         folder=checkpoint.folder,
@@ -201,6 +206,8 @@ def _checkpoint(spec: TitanSpec) -> CheckpointManager.Config:
         initial_load_in_hf=checkpoint.initial_load_path is not None,
         last_save_in_hf=checkpoint.export_last,
         export_dtype=checkpoint.export_dtype,
+        evidence=checkpoint.evidence or "",
+        keep_initial=checkpoint.keep_initial,
     )
     if checkpoint.interval is not None:
         config.interval = checkpoint.interval

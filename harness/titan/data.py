@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy
 import torch
 from datasets import Dataset, load_dataset
 from torchtitan.hf_datasets import DatasetConfig
@@ -32,18 +33,45 @@ class PilotDataLoader(HuggingFaceTextDataLoader):
         documents: Literal["ignore", "positions", "dense_mask"] = "ignore"
         """ignore: no positions, so every sequence counts from 0 and RoPE needs no gather; positions: as the library
         yields them; dense_mask: and a boolean ``attention_masks`` [B, 1, L, L], true where attention is allowed."""
+        evidence: str = ""
+        """Directory for ``batch-RANK.npz``: the first step's tokens, labels and positions [batches, B, L]."""
+        first_step_batches: int = 1
+        """Micro batches of one step on one rank."""
 
-    def __init__(self, config: Config, **kwargs: Any) -> None:
+    def __init__(self, config: Config, *, dp_rank: int, **kwargs: Any) -> None:
         self._documents = config.documents
-        super().__init__(config, **kwargs)
+        file = Path(config.evidence) / f"batch-{dp_rank}.npz" if config.evidence else None
+        self._first_step = FirstStep(file, config.first_step_batches)
+        super().__init__(config, dp_rank=dp_rank, **kwargs)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         for inputs, labels in super().__iter__():
+            self._first_step.see(inputs["input"], labels, inputs["positions"])
             if self._documents == "ignore":
                 del inputs["positions"]
             elif self._documents == "dense_mask":
                 inputs["attention_masks"] = dense_document_mask(inputs["positions"])
             yield inputs, labels
+
+
+class FirstStep:
+    """Writes down the batches of the first step, as the trainer gets them; the positions also where they are unused."""
+
+    def __init__(self, file: Path | None, batches: int) -> None:
+        self._file, self._missing = file, batches
+        self._seen: list[tuple[torch.Tensor, ...]] = []
+
+    def see(self, tokens: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> None:
+        """One micro batch, each [B, L]."""
+        if self._file is None or not self._missing:
+            return
+        self._missing -= 1
+        self._seen.append((tokens, labels, positions))
+        if not self._missing:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            columns = [torch.stack(column).int().cpu().numpy() for column in zip(*self._seen, strict=True)]
+            numpy.savez(self._file, **dict(zip(("tokens", "labels", "positions"), columns, strict=True)))
+            self._seen.clear()
 
 
 def dense_document_mask(positions: torch.Tensor) -> torch.Tensor:

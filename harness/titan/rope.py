@@ -63,6 +63,21 @@ def inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
+def table(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The table that the model's first layer uses, as it is, on the CPU.
+
+    ``inverse_frequencies`` [head_dim / 2] of Transformers' modules, ``cosine_sine`` [positions, 2 head_dim] of the
+    native model; empty where none is found.
+    """
+    for module in model.modules():
+        if isinstance(frequencies := getattr(module, "inv_freq", None), torch.Tensor):
+            return {"inverse_frequencies": _local(frequencies).detach().float().cpu()}
+        cache = getattr(module, "cache", None)
+        if isinstance(cache, torch.Tensor) and cache.ndim == 2:
+            return {"cosine_sine": _local(cache).detach().float().cpu()}
+    return {}
+
+
 def max_difference(left: torch.Tensor, right: torch.Tensor) -> float:
     """Largest absolute difference, infinite where either holds a NaN."""
     difference = (left.detach().float().cpu() - right.detach().float().cpu()).abs()

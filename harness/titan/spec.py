@@ -50,10 +50,14 @@ class CheckpointSpec:
     """Save the full training state every so many steps; None: never."""
     folder: str = "checkpoint"
     """Relative to the dump folder."""
+    evidence: str | None = None
+    """Absolute directory for what Transformers is compared with: the first batch, the RoPE table, the last logits."""
+    keep_initial: bool = False
+    """Save the weights before the first step there too."""
 
     @property
     def enable(self) -> bool:
-        return self.initial_load_path is not None or self.saves
+        return self.initial_load_path is not None or self.saves or self.keep_initial
 
     @property
     def saves(self) -> bool:
@@ -127,6 +131,11 @@ class TitanSpec:
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("spmd_backend", self.spmd_backend, SPMD_BACKENDS)
         _one_of("checkpoint.export_dtype", self.checkpoint.export_dtype, EXPORT_DTYPES)
+        if self.transformers_backend and self.shape.is_moe and self.checkpoint.saves:
+            raise ValueError(
+                "torchtitan's Transformers backend saves a mixture of experts under keys that Transformers does not "
+                "know (torchtitan 0.3.0): train it with torchtitan's own modeling code, path=moe_nki"
+            )
 
     @property
     def uses_own_kernels(self) -> bool:
