@@ -12,6 +12,7 @@ from harness.scrub import Scrubber
 
 DOCUMENTS = (
     rundir.CONFIG, rundir.MANIFEST, rundir.SUMMARY, rundir.CHECKS, rundir.STATUS, rundir.ROWS, rundir.SAMPLES,
+    "weights.json",
 )  # fmt: skip
 OF_FAILURES = ("error.txt", "stall.txt")
 

@@ -23,10 +23,12 @@ class Check:
     verdict: str
     evidence: str
     value: float | None = None
+    blocking: bool = True
+    """Whether a failure is one of the run: exit code 1. Otherwise it is only reported."""
 
 
-def judge(name: str, passed: bool, evidence: str, value: float | None = None) -> Check:
-    return Check(name, PASS if passed else FAIL, evidence, value)
+def judge(name: str, passed: bool, evidence: str, value: float | None = None, *, blocking: bool = True) -> Check:
+    return Check(name, PASS if passed else FAIL, evidence, value, blocking)
 
 
 IN_TRAINING = ("model", "rope_buffers", "tied_embedding")
@@ -176,4 +178,5 @@ def from_training(name: str, report: Report | None) -> Check:
 
 
 def failed_names(checks: Iterable[Check]) -> list[str]:
-    return [check.name for check in checks if check.verdict == FAIL]
+    """The failures that are the run's."""
+    return [check.name for check in checks if check.verdict == FAIL and check.blocking]

@@ -53,7 +53,7 @@ def add_assets(export: Path, shape: ModelShape, *, dtype: str, tokenizer: Path, 
         source: directory that the weights came from; what its config.json says beyond ``shape`` stays.
     """
     config = export_config(shape, dtype=dtype, source=source)
-    _write(export / CONFIG, config)
+    write_json(export / CONFIG, config)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, export / name)
@@ -61,7 +61,7 @@ def add_assets(export: Path, shape: ModelShape, *, dtype: str, tokenizer: Path, 
         shutil.copyfile(source / GENERATION, export / GENERATION)
     else:
         named = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
-        _write(export / GENERATION, named)
+        write_json(export / GENERATION, named)
 
 
 def export_config(shape: ModelShape, *, dtype: str, source: Path | None) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def export_config(shape: ModelShape, *, dtype: str, source: Path | None) -> dict
     return config | {name: value for name, value in values.items() if name not in own} | {"dtype": dtype}
 
 
-def _write(file: Path, value: object) -> None:
+def write_json(file: Path, value: object) -> None:
     file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,9 @@ label: ``ln(vocab e^(v / 2) + e^own)``. The layers add to the residual stream an
 that they add, ``own = hidden s^2 / sqrt(s^2 + r^2)``. Of r^2 the feed-forwards' part is computed (their inputs are
 normed: ``layers ffn var(silu(g) u) s_down^2``); attention's comes on top, so that the upper end is a little high. The
 Transformers backend initialises with ``s = hidden^-0.5``: at the rehearsal's hidden 64 that gives own = 8 and a loss of
-8.76 instead of 8.12.
+8.76 instead of 8.12. Measured on a batch of 512 tokens, in brackets the ends computed: native 7.64 (7.64), hidden 768
+7.80 (7.78); Transformers backend 8.69 to 8.80 (8.12, 8.76), hidden 256 14.96 (8.12, 15.81), hidden 768 10.0 (8.12,
+19.0).
 
 The band spans from where nothing of the own embedding is left to that upper end.
 """
@@ -26,8 +28,8 @@ from harness.shapes import ModelShape
 
 NATIVE_STD = 0.02
 """torchtitan 0.3.0, models/qwen3: every linear layer, the head and with it a tied embedding."""
-SLACK = 0.1
-"""Of a batch: the label's mean logit is 0 only on average; 0.03 was the most seen at the rehearsal's 1,024 tokens."""
+SLACK = 0.2
+"""Of one batch: the label's mean logit is 0 only on average. Up to 0.07 was seen with 512 tokens at hidden 64."""
 CLEARLY_BELOW = 1.0
 """Published weights are at least this far below ln(vocab), nats. Qwen3-4B on English text is 8 below."""
 

@@ -26,6 +26,7 @@ from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import dry_run, refuse_impossible, short_of_disk
 from harness.privacy import redact, remember
 from harness.progress import Progress, printable
+from harness.proof import Proof
 from harness.recorder import Recorder
 from harness.repair import repair, tidy
 from harness.rundir import JsonLines, RunDir, Status, find_runs, now, own_status
@@ -103,6 +104,7 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
         rundir.MANIFEST, make_manifest(plan, run_name=run_name(plan, run), command=launch, env=env, argv=argv)
     )
     run.write_text(SPEC_FILE, spec.to_json())
+    proof = Proof(plan, spec, run, interrupted=lambda: bool(interrupts.received))
     show_start(console, plan, run)
     follower, started, kills = _start_follower(plan, run), time.monotonic(), KernelKills()
     try:
@@ -119,15 +121,17 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
                 else:
                     run.write_status(replace(status, phase="training"))
                     look = _lookout(plan, follower, console)
+                    look = proof.alongside(look, recorder.rows)
                     end, cache = _train(plan, run, launch, env, recorder, progress, interrupts, look)
         recorder.close()
         facts = run_facts(plan, time.monotonic() - started, cache)
         run.write_status(replace(status, phase="recording"))
-        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), kills)
+        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), kills, proof)
         if follower is not None:
             _finish_tracking(follower, interrupts, console)
     finally:
         kills.close()
+        proof.close()
         if follower is not None:
             follower.end()
         tidy(run)
@@ -193,6 +197,7 @@ def _record(
     facts: RunFacts,
     status: Status,
     kills: KernelKills,
+    proof: Proof,
 ) -> Outcome:
     """Summary, checks and the final status, in this order: a run is over only when its record is complete."""
     rows, events = recorder.rows, recorder.events
@@ -202,6 +207,7 @@ def _record(
         summary["kernel_check"] = gate.metrics()
         verdicts.append(kernel_gate(gate))
     run.write_json(rundir.SUMMARY, summary)
+    verdicts += proof.checks(rows, end)
     run.write_json(rundir.CHECKS, verdicts)
     state, reason, exit_code = rundir.FINISHED, "", 0
     if end.interrupt is not None:

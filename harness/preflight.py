@@ -14,6 +14,7 @@ from harness.plan import TESTED_ON_TRAINIUM, ConfigError, Plan
 from harness.terminal import show_dry_run
 from harness.training import command, environment, make_spec
 from harness.weights import weight_problems
+from harness.weights_plan import exports
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,6 +95,8 @@ def checkpoint_bytes(plan: Plan) -> int:
     A full state is parameters and AdamW's two moments in float32; of several, keep_latest_k (10 by default) stay.
     """
     flags, params = plan.config.train.flags, plan.shape.num_params()
+    if exports(plan):  # torchtitan writes shards first and then puts them together
+        return 2 * BYTES_PER_PARAM * params
     if not _flag(flags, "checkpoint.enable") or _flag(flags, "checkpoint.load_only"):
         return 0
     interval = _number(flags, "checkpoint.interval", 500)

@@ -74,6 +74,30 @@ class InitConfig:
 
 
 @dataclass
+class ChecksConfig:
+    """What a run must prove, and what a failure means. `checks=strict` makes every failure one of the run."""
+
+    strict: bool = False
+    """Exit code 1 also for checks that otherwise only report: the band of the first loss."""
+    reference_loss: str = "auto"
+    """auto, always, never: the first loss by plain Transformers on the same batch. auto: given weights, up to a minute
+    and 8 GB. always with random weights saves those of before the first step."""
+
+
+@dataclass
+class ExportConfig:
+    """The trained weights as Hugging Face safetensors, in `export` of the run directory, loaded again as a check."""
+
+    enabled: bool | None = None
+    """Null: in a rehearsal, and where a copy is asked for."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+    copy_to: str | None = None
+    """Any fsspec URL, e.g. s3://BUCKET/PREFIX: the export is copied below it, into a directory of the run's id, and
+    verified there."""
+
+
+@dataclass
 class TrackingConfig:
     """Where runs are shown. The run directory is written in any case."""
 
@@ -165,6 +189,8 @@ class PilotConfig:
     data: DataConfig = field(default_factory=DataConfig)
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    checks: ChecksConfig = field(default_factory=ChecksConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from harness import data
 from harness.launch import SPEC, torchrun_command
 from harness.nodes import Place, network_environment, rendezvous_options
 from harness.plan import ConfigError, Plan, known
-from harness.titan.spec import CheckpointSpec, DataSpec, TitanSpec, titan_arguments
+from harness.titan.spec import DataSpec, TitanSpec, titan_arguments
+from harness.weights_plan import checkpoint_spec
 
 CACHE = ".cache"
 SPEC_FILE, RANK_LOGS, DUMP = "titan.json", "ranks", "dump"
@@ -50,9 +52,7 @@ def make_spec(plan: Plan, run: Path, *, prepare: bool) -> TitanSpec:
         log_freq=train.log_freq,
         hf_model=_transformers_model(plan),
         data=_data(plan, prepare),
-        checkpoint=CheckpointSpec(
-            initial_load_path=str(Path(config.init.path).resolve()) if config.init.path else None
-        ),
+        checkpoint=checkpoint_spec(plan, run),
         dump_folder=str(run.resolve() / DUMP),
     )
 
@@ -66,6 +66,9 @@ def _transformers_model(plan: Plan) -> str | None:
 def _data(plan: Plan, prepare: bool) -> DataSpec:
     try:
         source = data.resolve(plan.config.data)
+        given = Path(plan.config.init.path or "")
+        if plan.config.init.path and not plan.config.data.tokenizer and (given / "tokenizer.json").is_file():
+            source = replace(source, tokenizer=str(given.resolve()))  # weights know their own tokens only
         if not prepare:
             return DataSpec(name=source.name, files=source.files, text_field=source.text_field)
         from harness.titan.assets import prepare_data
