@@ -31,12 +31,12 @@ def with_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
     """Two at a time: the gates before their trainings take one core each."""
     runs = tmp_path_factory.mktemp("kernels") / "runs"
 
-    def pilot(path: str) -> None:
+    def train(path: str) -> None:
         called = call("harness", f"+path={path}", f"kernel={PILOTS[path][0]}", f"runs={runs}", "tracking=off")
         assert called.exit_code == 0, called.stdout + called.stderr
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(pilot, PILOTS))
+        list(pool.map(train, PILOTS))
     return {run.config()["path"]["name"]: run for run in find_runs(runs)}
 
 
