@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 EPILOG = """\
 examples:
@@ -18,9 +19,16 @@ exit codes: 0 done, 1 not comparable (or a wrong verdict in the self-test), 2 wr
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells a wrong usage in two lines, without the synopsis of twenty options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"analysis: {message}\n  {self.prog} --help lists what there is\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line; a module of its own is imported only once a command is chosen."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m analysis",
         description="Is the kernel faster, and is it still the same training?",
         epilog=EPILOG,
@@ -89,11 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     options = parser().parse_args(arguments)
     from analysis import commands
+    from harness.progress import printable
 
     try:
         return getattr(commands, options.command)(options)
     except ValueError as error:
-        print(f"analysis: {error}", file=sys.stderr)
+        print(f"analysis: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 0

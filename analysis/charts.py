@@ -100,7 +100,9 @@ def step_times(comparison: Comparison) -> tuple[str, str]:
     if not series:
         return "", ""
     seconds = [value for _, _, points in series for _, value in points if math.isfinite(value)]
-    warmup = max(int(run.number("warmup_steps") or 0) for _, run, _ in series)
+    if not seconds:
+        return "", ""
+    warmup = max(run.warmup_steps for _, run, _ in series)
     log = max(seconds) > 3 * float(np.median(seconds))
     unit = "s, logarithmic" if log else "s"
     whole = _steps_plot("Time of each step", series, Axis.around(f"time of a step ({unit})", seconds, log=log), 1)
@@ -122,7 +124,7 @@ Series = list[tuple[str, Run, list[tuple[int, float]]]]
 def _steps_plot(title: str, series: Series, y: Axis, first: int) -> str:
     steps = [step for _, _, points in series for step, _ in points if step >= first]
     plot = Plot(title, Axis.around(STEP, steps, integers=True, pad=0.02), y, width=HALF, height=260)
-    warmup = max(int(run.number("warmup_steps") or 0) for _, run, _ in series)
+    warmup = max(run.warmup_steps for _, run, _ in series)
     if warmup >= first:
         plot.band("warmup", x=(plot.x.low, warmup + 0.5))
     for arm, run, points in series:

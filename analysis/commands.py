@@ -14,6 +14,7 @@ from analysis.comparison import compare as make_comparison
 from analysis.quantities import HEADLINE
 from analysis.runs import Run
 from analysis.selection import NO_RUNS, Selector
+from harness.progress import printable
 from harness.rundir import to_jsonable
 
 NOT_COMPARABLE = 1
@@ -23,7 +24,7 @@ def compare(options: argparse.Namespace) -> int:
     """Print the verdict; 1 where the arms may not be compared."""
     comparison, _ = _compared(options)
     if options.json:
-        print(json.dumps(text.to_data(comparison), indent=1, ensure_ascii=False))
+        print(text.encodable(json.dumps(text.to_data(comparison), indent=1, ensure_ascii=False)))
     else:
         print(text.to_text(comparison), end="")
     return 0 if comparison.comparable else NOT_COMPARABLE
@@ -51,11 +52,11 @@ def runs(options: argparse.Namespace) -> int:
     chosen = where.choose(found)
     if options.json:
         for run in chosen:
-            print(json.dumps(to_jsonable(run_data(run)), ensure_ascii=False))
+            print(text.encodable(json.dumps(to_jsonable(run_data(run)), ensure_ascii=False)))
     else:
         rows = [tuple(key.replace("_", " ") for key in run_data(chosen[0]))]
         rows += [tuple(_short(value) for value in run_data(run).values()) for run in chosen]
-        print("\n".join(text.aligned(rows, numbers=(8, 9, 10))))
+        print("\n".join(printable(line) for line in text.aligned(rows, numbers=(8, 9, 10))))
     return 0
 
 
@@ -146,12 +147,13 @@ def _record(comparison: Comparison, found: Sequence[Run], options: argparse.Name
         parent = record(comparison, uri)
     except Exception as error:  # whatever the server or its client does, the report is written
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        print(f"analysis: not recorded in MLflow ({uri}): {first[:200]}", file=sys.stderr)
+        print(f"analysis: not recorded in MLflow ({uri}): {printable(first[:200])}", file=sys.stderr)
     else:
         print(f"recorded in MLflow ({uri}) as run {parent}", file=sys.stderr)
 
 
 def _write(page: str, target: Path | None) -> None:
+    page = text.encodable(page)
     if target is None:
         print(page, end="")
         return

@@ -15,6 +15,8 @@ from analysis.quantities import HEADLINE, QUANTITIES
 from analysis.runs import Run
 from analysis.selection import Selector
 
+MOST_STEPS = 1_000_000
+"""Looked for in a curve: of a longer training the rest may be missing without being noticed."""
 ANY = Selector(())
 AA = Selector((("experiment", "aa"),))
 
@@ -175,9 +177,12 @@ def expected_steps(run: Run) -> list[int]:
     """The steps that torchtitan logs under the run's settings: the first and every ``log_freq``-th; empty: unknown."""
     try:
         steps, every = int(run.config["train.steps"]), int(run.config.get("train.log_freq") or 1)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return []
-    return [step for step in range(1, steps + 1) if step == 1 or step % every == 0]
+    if every < 1:
+        return []
+    steps = min(steps, MOST_STEPS)
+    return [*([1] if every > 1 and steps else []), *range(every, steps + 1, every)]
 
 
 def _not_without_the_broken(loss: CurveVerdict, comparison: Comparison) -> CurveVerdict:

@@ -116,7 +116,7 @@ def _why_not(run: Run, ignore_checks: Sequence[str]) -> str:
     if phase != "steady":
         return f"no steady part: phase is {phase or 'unknown'}"
     recompiles = run.recompile_steps
-    steps, warmup = run.number("steps") or 0, run.number("warmup_steps") or 0
+    steps, warmup = run.number("steps") or 0, run.warmup_steps
     if recompiles and len(recompiles) >= 0.5 * (steps - warmup):
         return f"no steady part: {len(recompiles)} of {steps - warmup:.0f} steps after warm-up recompiled"
     value = run.number(*HEADLINE.keys)

@@ -95,7 +95,7 @@ def tags(comparison: Comparison) -> dict[str, str]:
     verdicts = {f"verdict/{effect.quantity.name}": effect.verdict for effect in comparison.effects}
     verdicts |= {f"verdict/{name}": curve.verdict for name, curve in _curves(comparison)}
     return verdicts | {
-        "conclusion": wording.headline(comparison)[:MAX_TAG],
+        "conclusion": text.encodable(wording.headline(comparison))[:MAX_TAG],
         COMPARISON_TAG: comparison_id(comparison),
         "rehearsal": str(comparison.rehearsal).lower(),
     }
@@ -106,15 +106,16 @@ def note(comparison: Comparison, linked: Mapping[str, str]) -> str:
     runs = [f"[{run.run_id}]({linked[run.run_id]})" for _, run in members(comparison) if linked.get(run.run_id)]
     links = f"\n\nRuns: {', '.join(runs)}" if runs else ""
     conclusion = text.to_markdown(comparison)
+    conclusion = text.encodable(conclusion)
     return conclusion + links if len(conclusion + links) <= MAX_NOTE else conclusion[:MAX_NOTE]
 
 
 def write_artifacts(comparison: Comparison, folder: Path) -> None:
     """The report, the data behind it and the tables."""
-    (folder / "report.html").write_text(report.to_html(comparison), encoding="utf-8")
-    (folder / "report.md").write_text(text.to_markdown(comparison), encoding="utf-8")
+    (folder / "report.html").write_text(text.encodable(report.to_html(comparison)), encoding="utf-8")
+    (folder / "report.md").write_text(text.encodable(text.to_markdown(comparison)), encoding="utf-8")
     data = json.dumps(text.to_data(comparison), indent=1, ensure_ascii=False)
-    (folder / "comparison.json").write_text(data + "\n", encoding="utf-8")
+    (folder / "comparison.json").write_text(text.encodable(data) + "\n", encoding="utf-8")
     tables.write_tables(comparison, folder / "tables")
 
 

@@ -36,7 +36,15 @@ def between(effect: Effect) -> str:
 
 def _digits(value: float, *, sign: bool = False) -> str:
     """Two decimals below 10, one below 100; a real minus sign, none before a zero."""
-    text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    text = (
+        f"{value:.1e}"
+        if abs(value) >= 1e6
+        else f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
     text = text.removeprefix("-") if float(text) == 0 else text
     if sign and float(text) > 0:
         text = f"+{text}"

@@ -42,15 +42,15 @@ class Interval:
 
     @property
     def ratio(self) -> Floats:
-        return np.exp(self.estimate)
+        return _exp(self.estimate)
 
     @property
     def low(self) -> Floats:
-        return np.exp(self.estimate - self.half_width)
+        return _exp(self.estimate - self.half_width)
 
     @property
     def high(self) -> Floats:
-        return np.exp(self.estimate + self.half_width)
+        return _exp(self.estimate + self.half_width)
 
 
 def paired_interval(
@@ -141,7 +141,7 @@ def power(interval: Interval, pairs: int, *, effect: float = 0.01, confidence: f
         return Power(detectable=float("nan"), pairs_needed=None, effect=effect)
     quantile = (1 + confidence) / 2
     standard_error = float(interval.half_width) / stdtrit(df, quantile)
-    detectable = float(np.expm1((stdtrit(df, quantile) + stdtrit(df, POWER)) * standard_error))
+    detectable = float(_exp((stdtrit(df, quantile) + stdtrit(df, POWER)) * standard_error) - 1)
     counts = np.arange(MIN_PAIRS, MAX_PLANNED_PAIRS + 1)
     reach = (stdtrit(counts - 1, quantile) + stdtrit(counts - 1, POWER)) * sd / np.sqrt(counts)
     enough = np.flatnonzero(reach <= np.log1p(effect))
@@ -184,6 +184,12 @@ def outliers(values: ArrayLike, *, limit: float = 3.5) -> list[int]:
     if spread == 0:
         return [int(i) for i in np.flatnonzero(distance > 0)] if np.count_nonzero(distance) < len(data) / 4 else []
     return [int(i) for i in np.flatnonzero(0.6745 * distance / spread > limit)]
+
+
+def _exp(values: Floats) -> Floats:
+    """Infinite without a word where the logarithm is absurd."""
+    with np.errstate(over="ignore"):
+        return np.exp(values)
 
 
 def _slope(values: Floats, places: Floats) -> tuple[Floats, Floats]:

@@ -28,7 +28,7 @@ REPLICATES = 4
 """Even, so that a steady drift of the machine cancels."""
 SMALL = (
     "+path=native_4b", "hydra/sweeper=interleaved", f"replicates={REPLICATES}", "platform=cpu", "platform.num_ranks=1",
-    "scale.num_layers=4", "train.steps=40", "tracking=off", "sampling.enabled=false", "sweep.mix=true",
+    "scale.num_layers=4", "train.steps=40", "tracking=off", "sampling.enabled=false",
 )  # fmt: skip
 RIGHT, WRONG, TOO_NOISY = 0, 1, 3
 """Exit codes; 3: nothing wrong was said, but the machine is too noisy for the planted sleep to be shown."""

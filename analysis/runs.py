@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.rundir import RunDir, to_float
+from harness.rundir import CHECKS, RunDir, to_float
 
 # What shapes a run from outside; job numbers, ports and addresses are left out, since they differ in every run.
 ENVIRONMENT = re.compile(r"(OMP_|MKL_|TORCH|PYTORCH|NEURON|NCCL_|GLOO_|FI_|CUDA_|NVIDIA_|XLA_|NKI_|TOKENIZERS_)")
 VOLATILE = re.compile(r"(_PORT|_ADDR|_ID|_DIR|_FILE|_PATH|_LOG\w*|_URL|_HOST\w*|_CACHE\w*)$")
 # How the numbers were made: MFU under another convention or against another peak is another number.
 MEASURING = ("convention", "per_token", "peak_per_rank", "peak_source", "device", "lnc")
+MAX_STEP = 2**53
 SERIES = ("loss", "grad_norm", "tps", "memory_gib")
 
 
@@ -62,7 +63,13 @@ class Run:
 
     @property
     def recompile_steps(self) -> list[int]:
-        return list(self.summary.get("recompile_steps") or [])
+        steps = self.summary.get("recompile_steps")
+        return [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
+
+    @property
+    def warmup_steps(self) -> int:
+        number = self.number("warmup_steps")
+        return int(number) if number is not None and 0 <= number < MAX_STEP else 0
 
     def setting(self, key: str) -> Any:
         """A setting or circumstance by its dotted key; a group answers with its name (``kernel``: ``kernel.name``)."""
@@ -88,22 +95,25 @@ class Run:
             if isinstance(value, (int, float, str)) and not isinstance(value, bool):
                 try:
                     return to_float(value)
-                except ValueError:
+                except (ValueError, OverflowError):
                     continue
         return None
 
     @cached_property
     def series(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, value) points of the training rows for each of ``SERIES``, in the order of the log; nulls left out."""
+        """(step, value) points of the training rows for each of ``SERIES``, in the order of the log; nulls left out.
+        What is no number counts as NaN, which is never equivalent; a row without a step that can be is no row."""
         points: dict[str, list[tuple[int, float]]] = {name: [] for name in SERIES}
         for row in self.read_rows():
-            if row.get("kind", "train") != "train" or row.get("step") is None:
+            step = row.get("step")
+            if row.get("kind", "train") != "train" or not isinstance(step, (int, float)):
                 continue
-            step = int(row["step"])
+            if not 0 <= step < MAX_STEP or step != int(step):
+                continue
             for name, values in points.items():
                 value = row.get(name)
                 if value is not None:
-                    values.append((step, float(value)))
+                    values.append((int(step), _value(value)))
         return points
 
     @property
@@ -116,6 +126,8 @@ def from_directory(directory: RunDir) -> Run:
     config, manifest, summary = flat(directory.config()), directory.manifest(), directory.summary()
     status = directory.status()
     failed, passed = split_checks(directory.checks())
+    if directory.file(CHECKS).exists() and not isinstance(directory.read_json(CHECKS), list):
+        failed += ((CHECKS, "cannot be read, so nothing is proven"),)
     return Run(
         run_id=directory.run_id,
         source=str(directory.path),
@@ -127,7 +139,7 @@ def from_directory(directory: RunDir) -> Run:
         passed_checks=passed,
         state=status.state if status else "",
         reason=status.reason if status else "no status.json",
-        started=(status.started if status else "") or str(manifest.get("created", "")),
+        started=str((status.started if status else "") or manifest.get("created", "")),
         sweep=str(config.get("sweep") or manifest.get("sweep") or ""),
         complete_config=bool(config),
         mlflow_run_id=_mlflow_run_id(directory.sent()),
@@ -139,8 +151,8 @@ def circumstances(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> di
     """The part of a manifest and a summary that must be equal in both arms."""
     kept = {key: manifest.get(key) for key in ("versions", "git", "hardware", "shape")}
     facts = flat({key: value for key, value in kept.items() if isinstance(value, Mapping)})
-    environment = manifest.get("environment") or {}
-    for name, value in environment.items():
+    environment = manifest.get("environment")
+    for name, value in environment.items() if isinstance(environment, Mapping) else ():
         if ENVIRONMENT.match(name) and not VOLATILE.search(name):
             facts[f"environment.{name}"] = value
     if "kernel_backend" in manifest:
@@ -178,10 +190,19 @@ def _leaves(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", item
 
 
+def _value(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else to_float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _integer(value: Any) -> int | None:
     try:
         return None if value is None else int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -10,11 +10,14 @@ from harness.rundir import find_runs
 
 
 def from_directories(root: Path, experiment: str | None = None) -> list[Run]:
-    """All runs below ``root``. Raises ValueError where there is no such directory."""
+    """All runs below ``root``. Raises ValueError where there is no such directory, or no such experiment in it."""
     if not root.is_dir():
         raise ValueError(f"no directory {root}: name the directory of runs with --runs DIR")
     directories = find_runs(root)
-    return [from_directory(one) for one in directories if experiment is None or one.experiment == experiment]
+    names = sorted({one.experiment for one in directories})
+    if directories and experiment is not None and experiment not in names:
+        raise ValueError(f"no experiment {experiment!r} in {root}; there are: {', '.join(names)}")
+    return [from_directory(one) for one in directories if experiment in (None, one.experiment)]
 
 
 def from_mlflow(uri: str, experiment: str | None = None, request: Request | None = None) -> list[Run]:

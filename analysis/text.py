@@ -9,6 +9,7 @@ from analysis import numbers, wording
 from analysis.comparison import Comparison
 from analysis.curves import CurveVerdict
 from analysis.effects import Effect
+from harness.progress import printable
 from harness.rundir import to_jsonable
 
 HEADER = ("", "baseline", "candidate", "change", "95 % interval", "detectable", "verdict")
@@ -27,7 +28,7 @@ def to_text(comparison: Comparison) -> str:
     lines += [text for text in (wording.design(comparison),) if text]
     for title, items in sections(comparison):
         lines += ["", f"{title}:", *(f"  {item}" for item in _listed(items))]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(printable(line) for line in lines).rstrip() + "\n"
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -48,6 +49,11 @@ def to_markdown(comparison: Comparison) -> str:
     lines += ["", "<details><summary>How this was measured</summary>", ""]
     lines += [f"- {line}" for line in wording.METHOD] + ["", "</details>"]
     return "\n".join(lines) + "\n"
+
+
+def encodable(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which JSON and file names may hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def effect_rows(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from analysis.comparison import Comparison
 from analysis.curves import DIFFERENT, CurveVerdict
+from analysis.gate import as_text
 from analysis.numbers import between, change, percent, plural, share, signed
 from analysis.paired import EQUIVALENT, MIN_PAIRS, UNRESOLVED
 from analysis.quantities import HEADLINE
@@ -15,6 +16,11 @@ from analysis.runs import Run
 from analysis.selection import Selector
 
 SIGNIFICANT = 0.05
+MUST_BE_KNOWN = (
+    "rehearsal", "platform.num_ranks", "train.seq_len", "train.global_batch_size", "train.dtype", "train.steps",
+    "train.seed", "data.name", "git.commit", "versions.torch", "hardware.hostname",
+)  # fmt: skip
+"""What a comparison says least without."""
 REHEARSAL = "Rehearsal on CPU at narrow widths: this says nothing about Trainium."
 
 
@@ -57,7 +63,8 @@ def _speed(comparison: Comparison) -> str:
     effect = comparison.effect(HEADLINE.name)
     baseline, candidate = arm_names(comparison)
     if effect is None or not effect.values:
-        return f"Unresolved: no pair of usable runs of {baseline} and {candidate}{_left_out(comparison)}."
+        why = _left_out(comparison) or (f"; {effect.missing[0]}" if effect and effect.missing else "")
+        return f"Unresolved: no pair of usable runs of {baseline} and {candidate}{why}."
     pairs = plural(effect.pairs, "pair")
     measured = f"{change(effect.ratio)} steady tokens/s"
     if math.isfinite(effect.low):
@@ -181,18 +188,18 @@ def _provenance_notes(comparison: Comparison) -> list[str]:
         )
     if any(item.key == "path.name" for item in comparison.gate.declared):
         found.append("The paths train different models: this shows what each costs, not which code is faster.")
-    seeds = {run.setting("train.seed") for run in runs}
-    if len(seeds) == 1 and None not in seeds and comparison.loss and comparison.loss.verdict == EQUIVALENT:
+    seeds = {as_text(run.setting("train.seed")) for run in runs} - {"null"}
+    if len(seeds) == 1 and comparison.loss and comparison.loss.verdict == EQUIVALENT:
         found.append(f"All runs share seed {seeds.pop()}: the loss verdict says nothing about other seeds.")
     unproven = sorted({str(run.setting("kernel")) for run in runs if _kernel_unproven(run)})
     if unproven:
         found.append(f"No check in these runs shows that the kernel was executed: {', '.join(unproven)}.")
     if any(str(run.circumstances.get("git.dirty")).lower() == "true" for run in runs):
         found.append(_uncommitted(runs))
-    if runs and not all("git.commit" in run.circumstances for run in runs):
-        found.append("Some runs record no commit, so equal code is not proven.")
-    if runs and any(run.setting("platform.num_ranks") is None for run in runs):
-        found.append("Some runs do not record how many ranks they had: equal world sizes are not proven.")
+    if missing := [key for key in MUST_BE_KNOWN if any(run.setting(key) is None for run in runs)]:
+        found.append(f"Not recorded in some runs, so not proven to be equal: {', '.join(missing)}.")
+    if without := [run for run in runs if not run.passed_checks]:
+        found.append(f"No check was made in {plural(len(without), 'run')}, e.g. {without[0].run_id}.")
     if not all(run.complete_config for run in runs):
         found.append("Some runs were read from MLflow's params alone: settings that are no params were not compared.")
     if comparison.request.ignore_checks:

@@ -65,7 +65,7 @@ def test_not_comparable_exits_1_and_names_both_values(unequal, capsys):
         (["--candidate", "kernel"], "a condition is written key=value, not 'kernel'"),
         (["--where", "path=hf_4b"], "no run has path=hf_4b; path is native_4b"),
         (["--runs", "nowhere"], "no directory nowhere: name the directory of runs with --runs DIR"),
-        (["--experiment", "other"], "there is no run at all here"),
+        (["--experiment", "other"], "no experiment 'other' in"),
         (["--mlflow", "sqlite:///nowhere.db"], "no database nowhere.db"),
     ],
 )
@@ -158,3 +158,31 @@ def test_imports_stay_light(code, forbidden):
     script = f"{code}; import sys; print([name for name in {forbidden!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "--baseline", "kernel=baseline"], "the following arguments are required: --candidate"),
+        (["compare", "--baseline", "a=1", "--candidate", "a=2", "--margin", "0"], "expected a fraction like 0.01"),
+        (["compare", "--baseline", "a=1", "--candidate", "a=2", "--margin", "nan"], "expected a fraction like 0.01"),
+        (["compar"], "invalid choice: 'compar'"),
+        (["compare", "--baseline", "a=1", "--candidate", "a=2", "--what"], "unrecognized arguments: --what"),
+    ],
+)
+def test_a_wrong_usage_is_told_in_two_lines(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert len(error.splitlines()) == 2
+
+
+def test_an_experiment_that_is_not_there(tmp_path, capsys):
+    from analysis.synthetic import make_sweep, write_sweep
+
+    write_sweep(make_sweep(pairs=1, steps=12), tmp_path)
+    assert main(["runs", "--runs", str(tmp_path), "--experiment", "zzz"]) == 2
+    assert "no experiment 'zzz'" in (error := capsys.readouterr().err)
+    assert "there are: synthetic" in error

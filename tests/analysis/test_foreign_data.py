@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.comparison import compare
+from analysis.wording import headline, notes
 from tests.analysis.sweeps import (
     REQUEST,
     baselines,
@@ -174,3 +175,140 @@ def test_scopes_are_never_mixed(tmp_path):
     assert effect.quantity.unit == "tokens/s per rank"
     assert effect.pairs == 5
     assert 1.03 < effect.ratio < 1.07
+
+
+# -- documents of a kind that nobody expects --------------------------------------------------------------------------
+
+
+def edit(name, change, which=slice(None)):
+    """Change a JSON document of some of the run directories."""
+
+    def damage(directories):
+        for directory in directories[which]:
+            document = json.loads(directory.file(name).read_text())
+            change(document)
+            directory.file(name).write_text(json.dumps(document))
+
+    return damage
+
+
+def edit_rows(key, value, which=slice(None)):
+    def damage(directories):
+        for directory in directories[which]:
+            rows = [json.loads(line) | {key: value} for line in directory.file("rows.jsonl").read_text().splitlines()]
+            directory.file("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return damage
+
+
+def set_to(key, value):
+    return lambda document: document.__setitem__(key, value)
+
+
+HUGE = 10**400
+ODD = {
+    "recompile_steps is a number": edit("summary.json", set_to("recompile_steps", 3)),
+    "warm-up is infinite": edit("summary.json", set_to("warmup_steps", "inf")),
+    "flops is a list": edit("summary.json", set_to("flops", [1])),
+    "environment is a list": edit("manifest.json", set_to("environment", ["A=1"])),
+    "versions is a text": edit("manifest.json", set_to("versions", "2.14")),
+    "start is a number": edit("status.json", set_to("started", 12345)),
+    "some starts are missing": edit("status.json", set_to("started", None), slice(0, 3)),
+    "reason is an object": edit("status.json", set_to("reason", {"a": 1})),
+    "gradient norm is a list": edit_rows("grad_norm", [1]),
+    "gradient norm beyond floats": edit_rows("grad_norm", HUGE),
+    "memory is an object": edit_rows("memory_gib", {"a": 1}),
+    "tps is a text": edit_rows("tps", "fast"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_documents_change_no_verdict_on_throughput(name, tmp_path):
+    from analysis.report import to_html
+    from analysis.text import to_markdown, to_text
+
+    directories = write_sweep(sweep(pairs=5, effect=0.05, seed=1), tmp_path)
+    ODD[name](directories)
+    found = compare(from_directories(tmp_path), REQUEST)
+    assert found.verdict == "faster"
+    assert all(len(form(found)) > 500 for form in (to_html, to_text, to_markdown))
+
+
+@pytest.mark.parametrize("which", [slice(None), slice(1, 3)], ids=["all runs", "some runs"])
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "x", True, HUGE, "nan", "inf", None, 0, -1])
+def test_a_loss_that_is_no_number_is_never_equivalent(value, which, tmp_path):
+    edit_rows("loss", value, which)(write_sweep(sweep(pairs=5), tmp_path))
+    assert compare(from_directories(tmp_path), REQUEST).loss.verdict in ("different", "unresolved")
+
+
+@pytest.mark.parametrize("step", [None, "x", [1], 1e308, HUGE, -1, 1.5, 2**60])
+def test_a_row_without_a_step_is_a_missing_step(step, tmp_path):
+    edit_rows("step", step, slice(1, 2))(write_sweep(sweep(pairs=5), tmp_path))
+    found = compare(from_directories(tmp_path), REQUEST)
+    assert found.loss.verdict == "unresolved"
+    assert "loss is missing at 12 steps" in found.loss.reason
+
+
+def test_a_number_of_steps_from_a_nightmare(tmp_path):
+    runs = sweep(pairs=3)
+    for run in runs:
+        run.config["train"]["steps"] = 10**12
+    assert compared(runs, tmp_path).loss.verdict == "unresolved"
+
+
+@pytest.mark.parametrize("value", [HUGE, 1e308, 1e-320])
+def test_an_absurd_throughput_is_not_called(value, tmp_path):
+    def change(summary, arm, block):
+        if arm != "baseline" and block == 2:
+            summary["steady"] |= {"tokens_per_s": value, "tps_per_rank": value}
+
+    found = compare(with_summaries(sweep(pairs=4, effect=0.05, seed=2), tmp_path, change), REQUEST)
+    assert found.verdict == "unresolved" or len(found.pairs) == 3
+    assert len(headline(found)) < 500
+
+
+def test_checks_that_cannot_be_read_prove_nothing(tmp_path):
+    directories = write_sweep(sweep(pairs=4, effect=0.05, seed=1), tmp_path)
+    directories[1].file("checks.json").write_text('[{"name": "kernel_exec')
+    found = compare(from_directories(tmp_path), REQUEST)
+    assert any("checks.json (cannot be read" in item.reason for item in found.left_out)
+
+
+def test_what_is_not_recorded_is_named(tmp_path):
+    """Torn manifests and configurations, the same in all runs, are equal to each other and prove nothing."""
+    directories = write_sweep(sweep(pairs=4, effect=0.05, seed=1), tmp_path)
+    for directory in directories:
+        directory.file("manifest.json").write_text('{"vers')
+        directory.file("checks.json").unlink()
+    lines = notes(compare(from_directories(tmp_path), REQUEST))
+    assert (
+        "Not recorded in some runs, so not proven to be equal: git.commit, versions.torch, hardware.hostname." in lines
+    )
+    assert any(line.startswith("No check was made in 8 runs") for line in lines)
+
+
+def test_names_cannot_drive_a_terminal_nor_break_an_encoding(tmp_path, capsys):
+    from analysis.__main__ import main
+
+    runs = sweep(pairs=4)
+    for run in candidates(runs):
+        run.config["kernel"]["name"] = "\x1b[31m<b>ü\u202e"
+    directories = write_sweep(runs, tmp_path / "runs")
+    edit("summary.json", set_to("phase", "half \ud800 pair"), slice(0, 1))(directories)
+    arms = [
+        "--baseline",
+        "kernel=baseline",
+        "--candidate",
+        "kernel=\x1b[31m<b>ü\u202e",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    for command in (["compare", "--json"], ["compare"], ["report", "--no-mlflow", "--out", str(tmp_path / "r.html")]):
+        assert main([*command, *arms]) == 0
+        if "--json" in command:
+            assert "ü" in json.loads(capsys.readouterr().out)["headline"]  # data, not for the eye
+    assert main(["runs", "--runs", str(tmp_path / "runs")]) == 0
+    output = capsys.readouterr().out
+    assert "ü" in output
+    assert not any(char in output for char in "\x1b\u202e\ud800")
+    assert "<b>" not in (tmp_path / "r.html").read_text()
