@@ -128,10 +128,12 @@ class Application:
 
         from harness import schema, sweeper
         from harness.plan import ConfigError
+        from harness.queue import launcher
         from harness.usage import explain
 
         schema.register()
         sweeper.register()
+        launcher.register(self.take)
         sweep_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         OmegaConf.register_new_resolver("sweep_id", lambda: sweep_id, replace=True)
         wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -167,6 +169,11 @@ class Application:
         if self.interrupts.received:  # the sweep ends too
             raise KeyboardInterrupt
         return outcome
+
+    def take(self, outcome: Outcome, swept: bool) -> None:
+        """What became of a pilot that ran elsewhere; ``swept``: the sweeper shows it."""
+        self.outcomes.append(outcome)
+        self.tabulated = self.tabulated or swept
 
     def _conclude(self) -> int:
         codes = [outcome.exit_code for outcome in self.outcomes]

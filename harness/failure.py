@@ -46,7 +46,7 @@ def explain(end: End, events: Sequence[Event], rank_logs: Path, kills: KernelKil
     error = first_error_file(rank_logs)
     if end.cause:
         return Failure(end.cause, error.detail if error else "")
-    exits = exit_codes(events, rank_logs.parent / "train.log")
+    exits = exit_codes(events, log_beside(rank_logs))
     killed = [exited for exited in exits if exited.code < 0 and exited.code != -signal.SIGTERM]
     if killed:
         evidence = kills.evidence(killed[0].pid) if kills and killed[0].code == -signal.SIGKILL else ""
@@ -103,6 +103,17 @@ def first_error_file(rank_logs: Path) -> Failure | None:
     return Failure(shorten(reason), detail, memory)
 
 
+def error_time(rank_logs: Path) -> float | None:
+    """Unix time of the earliest error that a rank left in a file; None if none did."""
+    errors = (content for file in rank_logs.glob("**/error.json") if (content := _read(file)) is not None)
+    return min((float(_extra(content).get("timestamp", "inf")) for content in errors), default=None)
+
+
+def log_beside(rank_logs: Path) -> Path:
+    """The log of the node whose ranks log to ``rank_logs``: train.log, of other nodes train.node1.log, ..."""
+    return rank_logs.parent / f"train{rank_logs.suffix}.log"
+
+
 def last_words(rank_logs: Path, rank: object) -> str:
     """What a rank that exited without an exception printed last; of a framed message its first line."""
     text = rank_log(rank_logs, rank)
@@ -117,7 +128,7 @@ def rank_log(rank_logs: Path, rank: object) -> list[str]:
     if not str(rank).isdigit():
         return []
     files = sorted(rank_logs.glob(f"*/**/{rank}/std*.log"), reverse=True)
-    files.append(rank_logs.parent / "train.log" if str(rank) == "0" else rank_logs / f"{rank}.log")
+    files.append(log_beside(rank_logs) if str(rank) == "0" else rank_logs / f"{rank}.log")
     lines = [line for file in files for line in tail(file, 60, 64_000).splitlines()]
     own = [line for line in lines if line.startswith("[rank0]:")] if str(rank) == "0" else []
     return [line.removeprefix("[rank0]:") for line in own] or lines

@@ -65,6 +65,7 @@ def make_manifest(
             "git": git_state(Path(__file__).resolve().parent.parent),
             "hardware": hardware(plan),
             "environment": recorded,
+            "cluster": cluster(plan),
         }
     )
 
@@ -130,7 +131,8 @@ def hardware(plan: Plan) -> dict[str, Any]:
     """The machine as far as it matters for a comparison."""
     import psutil
 
-    return {
+    nodes = {"nodes": ",".join(plan.place.names)} if plan.place.names and not plan.place.unknown else {}
+    return nodes | {
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -143,6 +145,19 @@ def hardware(plan: Plan) -> dict[str, Any]:
         "num_neuron_devices": len(list(Path("/dev").glob("neuron[0-9]*"))),
         "num_cuda_devices": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "python_executable": Path(sys.executable).name,
+    }
+
+
+def cluster(plan: Plan) -> dict[str, Any]:
+    """The nodes and the Slurm job of a run; empty for one machine on its own."""
+    place, job = plan.place, plan.place.job
+    if job is None and not place.several:
+        return {}
+    return {
+        "num_nodes": place.num_nodes,
+        "nodes": list(place.names),
+        "slurm_job_id": job.job_id if job else None,
+        "rdzv_id": place.rdzv_id or None,
     }
 
 

@@ -45,6 +45,8 @@ class Place:
     local_addr: str = ""
     """By which address the other nodes reach this one."""
     job: slurm.Allocation | None = None
+    unknown: str = ""
+    """Why it is not known which node this is, which only matters where something is started."""
 
     @property
     def records(self) -> bool:
@@ -65,11 +67,11 @@ class Place:
         return replace(self, rank=rank, local_addr=self.local_addr if rank == self.rank else address)
 
 
-def find_place(platform: PlatformConfig, *, dry_run: bool = False, env: Mapping[str, str] = os.environ) -> Place:
-    """Where this process is.
+def find_place(platform: PlatformConfig, env: Mapping[str, str] = os.environ) -> Place:
+    """Where this process is; with several nodes and no way to know, a place with names to show only (``unknown``).
 
     Raises:
-        ValueError: several nodes and no way to know which this one is; the message says what to type.
+        ValueError: what is said contradicts itself or Slurm.
     """
     nodes, job = platform.num_nodes, slurm.allocation(env)
     given = {key: getattr(platform, key) for key in ("node_rank", "rdzv_endpoint", "rdzv_id", "local_addr")}
@@ -83,17 +85,17 @@ def find_place(platform: PlatformConfig, *, dry_run: bool = False, env: Mapping[
         return _given(platform, job)
     if job is not None and job.num_tasks > 1:
         return _from_slurm(platform, job)
-    if dry_run:
-        place = Place(
-            num_nodes=nodes, rdzv_id=given["rdzv_id"] or "JOB_ID", names=tuple(f"NODE{n}" for n in range(nodes))
-        )
-        return replace(
-            place, rdzv_endpoint=f"NODE0:{DEFAULT_PORT}", root_comm=f"NODE0:{DEFAULT_PORT + 1}", local_addr="NODE0"
-        )
-    raise ValueError(
-        f"platform.num_nodes={nodes}: which node is this? Submit with hydra/launcher=slurm, start one task a node with "
-        f"srun -N{nodes} --ntasks-per-node=1,\n  or on each node type the same command with platform.node_rank=0 to "
-        f"{nodes - 1}, platform.rdzv_endpoint=HOST_OF_NODE_0:{DEFAULT_PORT} and platform.rdzv_id=A_NEW_NAME"
+    return Place(
+        num_nodes=nodes,
+        names=tuple(f"NODE{rank}" for rank in range(nodes)),
+        rdzv_id=platform.rdzv_id or "JOB_ID",
+        rdzv_endpoint=f"NODE0:{DEFAULT_PORT}",
+        root_comm=f"NODE0:{DEFAULT_PORT + 1}",
+        local_addr="NODE0",
+        unknown=f"platform.num_nodes={nodes}: which node is this? Submit with hydra/launcher=slurm, start one task a "
+        f"node with srun -N{nodes} --ntasks-per-node=1,\n  or on each node type the same command with "
+        f"platform.node_rank=0 to {nodes - 1}, platform.rdzv_endpoint=HOST_OF_NODE_0:{DEFAULT_PORT} and "
+        "platform.rdzv_id=A_NEW_NAME",
     )
 
 

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import rundir
+from harness.attempts import Opened, announce, open_run
 from harness.checks import failed_names, kernel_gate, run_checks
 from harness.compile_cache import cache_state, count_compiled
+from harness.crew import Crew, why_interrupted
 from harness.failure import explain
-from harness.follower import Follower
 from harness.interrupts import EXIT_CODES, Interrupts
 from harness.kernel_gate import GateResult, run_gate
 from harness.launch import TrainingProcesses
+from harness.lookout import finish_tracking, lookout, start_follower
 from harness.manifest import make_manifest
-from harness.mlflow_client import default_uri
+from harness.meeting import drop_record, job_key
+from harness.nodes import with_ports
 from harness.out_of_memory import KernelKills
 from harness.plan import ConfigError, Plan, make_plan
-from harness.preflight import dry_run, refuse_impossible, short_of_disk
+from harness.preflight import dry_run, refuse_impossible
 from harness.privacy import redact, remember
 from harness.progress import Progress, printable
 from harness.proof import Proof
@@ -32,6 +35,7 @@ from harness.repair import repair, tidy
 from harness.rundir import JsonLines, RunDir, Status, find_runs, now, own_status
 from harness.samplers import find_contention, samplers_for
 from harness.schema import PilotConfig
+from harness.scratch import Scratch
 from harness.summary import RunFacts, summarize
 from harness.terminal import show_end, show_start
 from harness.titan.spec import TitanSpec
@@ -57,7 +61,7 @@ class Outcome:
 
 
 def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | None = None) -> Outcome:
-    """One pilot from its configuration to its record.
+    """One pilot from its configuration to its record; on another node than the first, that node's part of it.
 
     Raises:
         ConfigError: the configuration cannot be run; nothing was started or written.
@@ -69,20 +73,34 @@ def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | 
     plan = make_plan(config)
     if config.dry_run:
         return Outcome(None, "dry run", "", dry_run(plan, console), plan.name)
+    if plan.place.unknown:
+        raise ConfigError(plan.place.unknown)
     refuse_impossible(plan)
     if find_spec("torch") is None or find_spec("torchtitan") is None:
         raise ConfigError("training needs torch and torchtitan: pip install '.[train]' (dry_run=true works without)")
-    report_vanished(console, Path(config.runs))
     remember(asdict(config))
     interrupts = interrupts or Interrupts()
     with interrupts.caught():
-        run = RunDir.create(Path(config.runs), config.experiment_name, plan.name)
-        status = own_status(rundir.RUNNING, started=now(), phase="preparing")
+        if not plan.place.records:
+            from harness.other_node import run_other_node
+
+            return run_other_node(plan, console, interrupts)
+        report_vanished(console, Path(config.runs))
+        opened = open_run(plan)
+        run = opened.run
+        if opened.finished:
+            console.print(f"finished before its job was requeued: {run.path}", markup=False)
+            return Outcome(run, rundir.FINISHED, "", 0, plan.name)
+        plan = replace(plan, place=with_ports(plan.place))
+        job = plan.place.job.job_id if plan.place.job else ""
+        status = own_status(rundir.RUNNING, started=now(), phase="preparing", attempt=opened.attempt, job=job)
         run.write_status(status)
+        announce(plan, opened, plan.place, ready=False)
+        crew = Crew(plan, run, plan.place) if plan.place.several else None
         try:
-            return _run(plan, run, status, console, argv, interrupts)
+            return _run(plan, opened, status, console, argv, interrupts, crew)
         except ConfigError:
-            _discard(run)
+            _discard(plan, opened)
             raise
         except KeyboardInterrupt:  # nothing trains yet
             reason, code = interrupts.received[0].name, interrupts.exit_code
@@ -93,11 +111,23 @@ def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | 
             reason = f"harness: {type(error).__name__}: {redact(str(error))}"
             run.write_status(replace(status, state=rundir.FAILED, reason=reason, ended=now(), exit_code=1))
             raise
+        finally:
+            if crew is not None:
+                crew.close()
 
 
-def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[str], interrupts: Interrupts) -> Outcome:
+def _run(
+    plan: Plan,
+    opened: Opened,
+    status: Status,
+    console: Console,
+    argv: list[str],
+    interrupts: Interrupts,
+    crew: Crew | None,
+) -> Outcome:
+    run, scratch = opened.run, Scratch(plan.config.launch.scratch, opened.run)
     spec = make_spec(plan, run.path, prepare=True)
-    launch = plan.config.launch.command or command(plan, spec, run.path)
+    launch = plan.config.launch.command or command(plan, spec, run.path, logs=scratch.rank_logs(0))
     env = environment(plan, run.path)
     run.write_text(rundir.CONFIG, _yaml(plan.config))
     run.write_json(
@@ -106,9 +136,9 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
     run.write_text(SPEC_FILE, spec.to_json())
     proof = Proof(plan, spec, run, interrupted=lambda: bool(interrupts.received))
     show_start(console, plan, run)
-    follower, started, kills = _start_follower(plan, run), time.monotonic(), KernelKills()
+    follower, started, kills = start_follower(plan, run), time.monotonic(), KernelKills()
     try:
-        recorder, cache = Recorder(run), None
+        recorder, cache = Recorder(run, logs=scratch.folder), None
         with Progress(console, num_steps=plan.config.train.steps, num_ranks=plan.ranks) as progress:
             try:
                 gate = _check_kernels(plan, run, progress, status)
@@ -120,15 +150,21 @@ def _run(plan: Plan, run: RunDir, status: Status, console: Console, argv: list[s
                     end = End(exit_code=None, cause=gate.reason)
                 else:
                     run.write_status(replace(status, phase="training"))
-                    look = _lookout(plan, follower, console)
+                    announce(plan, opened, plan.place, ready=True)
+                    look = lookout(plan, follower, console, crew)
                     look = proof.alongside(look, recorder.rows)
                     end, cache = _train(plan, run, launch, env, recorder, progress, interrupts, look)
         recorder.close()
+        scratch.collect()
         facts = run_facts(plan, time.monotonic() - started, cache)
         run.write_status(replace(status, phase="recording"))
-        outcome = _record(plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), kills, proof)
+        outcome = _record(
+            plan, run, spec, recorder, end, gate, facts, replace(status, phase=""), kills, interrupts, crew, proof
+        )
+        if crew is not None:
+            crew.close()
         if follower is not None:
-            _finish_tracking(follower, interrupts, console)
+            finish_tracking(follower, interrupts, console)
     finally:
         kills.close()
         proof.close()
@@ -162,7 +198,7 @@ def _train(
     device, sampling = plan.config.platform.device, plan.config.sampling
     compiled = count_compiled(device, os.environ | env)
     try:
-        processes = TrainingProcesses(launch, run_id=run.run_id, env=env, num_ranks=plan.ranks)
+        processes = TrainingProcesses(launch, run_id=run.run_id, env=env, num_ranks=plan.local_ranks)
     except OSError as error:
         return End(exit_code=None, cause=f"{launch[0]} cannot be started: {error.strerror}"), None
     samples = JsonLines(run.file(rundir.SAMPLES))
@@ -197,6 +233,8 @@ def _record(
     facts: RunFacts,
     status: Status,
     kills: KernelKills,
+    interrupts: Interrupts,
+    crew: Crew | None,
     proof: Proof,
 ) -> Outcome:
     """Summary, checks and the final status, in this order: a run is over only when its record is complete."""
@@ -206,14 +244,19 @@ def _record(
     if gate is not None:
         summary["kernel_check"] = gate.metrics()
         verdicts.append(kernel_gate(gate))
+    if crew is not None:
+        verdicts += crew.checks(ended_well=end.exit_code == 0 and not end.cause)
     run.write_json(rundir.SUMMARY, summary)
     verdicts += proof.checks(rows, end)
     run.write_json(rundir.CHECKS, verdicts)
     state, reason, exit_code = rundir.FINISHED, "", 0
     if end.interrupt is not None:
-        state, reason, exit_code = rundir.KILLED, end.interrupt.name, EXIT_CODES[end.interrupt.name]
+        reason, node_failed = why_interrupted(plan.place, end.interrupt.name)
+        state, exit_code = (rundir.FAILED, 1) if node_failed else (rundir.KILLED, EXIT_CODES[end.interrupt.name])
     elif end.exit_code != 0 or end.cause:
         failure = explain(end, events, run.file(RANK_LOGS), kills)
+        if crew is not None:
+            failure = crew.failure(end, events, failure, interrupted=lambda: bool(interrupts.received))
         state, reason, exit_code = rundir.FAILED, failure.reason, 1
         if failure.detail:
             run.write_text("error.txt", failure.detail + "\n")
@@ -236,7 +279,8 @@ def run_facts(plan: Plan, wall_s: float | None, compile_cache: str | None) -> Ru
     return RunFacts(
         phases=plan.config.phases,
         ranks=plan.ranks,
-        chips=platform.num_chips,
+        chips=plan.chips,
+        nodes=plan.place.num_nodes,
         tokens_per_step=plan.tokens_per_step,
         seq_len=train.seq_len,
         shape=plan.shape,
@@ -244,42 +288,12 @@ def run_facts(plan: Plan, wall_s: float | None, compile_cache: str | None) -> Ru
         lnc=platform.lnc,
         dtype=train.dtype,
         peak_flops_per_rank=platform.peak_flops_per_rank,
-        price_per_hour=platform.price_per_hour,
+        price_per_hour=plan.price_per_hour,
         price_date=platform.price_date,
         wall_s=wall_s,
         compile_cache=compile_cache,
         rehearsal=plan.rehearsal,
     )
-
-
-# -- tracking ---------------------------------------------------------------------------------------------------------
-
-
-def _start_follower(plan: Plan, run: RunDir) -> Follower | None:
-    tracking = plan.config.tracking
-    if not tracking.enabled:
-        return None
-    uri = tracking.uri or default_uri(Path(plan.config.runs))
-    return Follower(run, uri, flush_s=tracking.flush_s, wait_s=tracking.wait_s)
-
-
-def _lookout(plan: Plan, follower: Follower | None, console: Console) -> Callable[[], str]:
-    """What is looked after every second while training: that there is room, and that a person knows of an outage."""
-
-    def look() -> str:
-        if follower is not None and (why := follower.first_failure()) is not None:
-            line = f"tracking: {why}; training goes on, the run directory keeps everything"
-            console.print(line, style="yellow", markup=False)
-        return short_of_disk(Path(plan.config.runs), plan.config.launch.min_free_mib)
-
-    return look
-
-
-def _finish_tracking(follower: Follower, interrupts: Interrupts, console: Console) -> None:
-    """Wait for the tracker as long as it gets on, and until the next signal."""
-    so_far = len(interrupts.received)
-    with console.status("sending to MLflow") if console.is_terminal else contextlib.nullcontext():
-        follower.finish(interrupted=lambda: len(interrupts.received) > so_far)
 
 
 # -- preparing --------------------------------------------------------------------------------------------------------
@@ -299,6 +313,9 @@ def _yaml(config: PilotConfig) -> str:
     return yaml.safe_dump(redact(rundir.to_jsonable(asdict(config))), sort_keys=False)
 
 
-def _discard(run: RunDir) -> None:
-    """Remove the directory of a run that never began."""
-    shutil.rmtree(run.path, ignore_errors=True)
+def _discard(plan: Plan, opened: Opened) -> None:
+    """Remove the directory of a run that never began; one that began before its job was requeued stays."""
+    if opened.attempt == 1:
+        shutil.rmtree(opened.run.path, ignore_errors=True)
+    if (key := job_key(plan)) is not None:
+        drop_record(Path(plan.config.runs), key)

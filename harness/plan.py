@@ -127,7 +127,7 @@ def make_plan(config: PilotConfig) -> Plan:
     if platform.device == "cpu" and not rehearsal:
         raise ConfigError("full scale does not train on CPU: leave out scale.rehearsal=false, or name an accelerator")
     _check_scale(config)
-    place = _place(platform, config.dry_run)
+    place = _place(platform)
     platform = replace(
         platform,
         num_ranks=_num_ranks(config, platform, rehearsal),
@@ -193,9 +193,9 @@ def _num_ranks(config: PilotConfig, platform: PlatformConfig, rehearsal: bool) -
     return ranks
 
 
-def _place(platform: PlatformConfig, dry_run: bool) -> Place:
+def _place(platform: PlatformConfig) -> Place:
     try:
-        return find_place(platform, dry_run=dry_run)
+        return find_place(platform)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

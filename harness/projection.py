@@ -129,7 +129,8 @@ def params(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, 
         "vocab": shape.get("vocab"),
         "experts": shape.get("num_experts") or None,
         "top_k": shape.get("top_k") or None,
-        "ranks": platform.get("num_ranks"),
+        "ranks": total_ranks(platform),
+        "nodes": platform.get("num_nodes"),
         "lnc": platform.get("lnc"),
         **{key: train.get(key) for key in (
             "steps", "seq_len", "local_batch_size", "global_batch_size", "dtype", "learning_rate", "seed", "compile",
@@ -141,6 +142,12 @@ def params(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, 
     }  # fmt: skip
     values |= {f"ingested.{key}": value for key, value in manifest.get("ingested", {}).items()}
     return {key: str(value) for key, value in values.items() if value is not None}
+
+
+def total_ranks(platform: Mapping[str, Any]) -> int | None:
+    """Ranks of the whole job."""
+    ranks = platform.get("num_ranks")
+    return None if ranks is None else int(ranks) * int(platform.get("num_nodes") or 1)
 
 
 def scale_name(config: Mapping[str, Any]) -> str:
@@ -165,6 +172,9 @@ def tags(run: RunDir) -> dict[str, str]:
         "torchtitan_version": manifest.get("versions", {}).get("torchtitan"),
         "hostname": manifest.get("hardware", {}).get("hostname"),
         "instance_type": manifest.get("hardware", {}).get("instance_type"),
+        "slurm_job_id": (manifest.get("cluster") or {}).get("slurm_job_id"),
+        "nodes": ",".join((manifest.get("cluster") or {}).get("nodes") or []),
+        "attempt": status.attempt if status and status.job else None,
         "phase": summary.get("phase"),
         "warmup/rule": (config.get("phases") or {}).get("rule"),
         "status": status.state if status else None,
@@ -195,7 +205,7 @@ def note(run: RunDir) -> str:
         f"`{path}`, kernel `{kernel}`{executed}, platform `{platform.get('name', 'unknown')}`."
         + (warning if config.get("rehearsal") else ""),
         f"Model: {shape.get('num_layers', '?')} layers, hidden {shape.get('hidden', '?')}{experts}; "
-        f"{platform.get('num_ranks', '?')} ranks, sequence {train.get('seq_len', '?')}, global batch "
+        f"{total_ranks(platform) or '?'} ranks, sequence {train.get('seq_len', '?')}, global batch "
         f"{train.get('global_batch_size', '?')}, {train.get('dtype', '?')}, seed {train.get('seed', '?')}.",
         f"Loss {number(loss.get('first'))} → {number(loss.get('last'))} in {summary.get('steps', 0)} steps.",
         f"Steady ({summary.get('phase', 'unknown')}, after {summary.get('warmup_steps', '?')} warm-up steps): "

@@ -34,7 +34,9 @@ class Recorder:
     byte but for secrets; the other ranks' outputs go to ``ranks/<rank>.log``.
     """
 
-    def __init__(self, run: RunDir, *, log_bytes: int = LOG_BYTES) -> None:
+    def __init__(self, run: RunDir, *, log_bytes: int = LOG_BYTES, node: int = 0, logs: Path | None = None) -> None:
+        """For another node than 0 everything has names of its own; ``logs`` is where else than in the run directory
+        the logs of ranks go, and the whole log of another node."""
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.rejected = 0
@@ -43,16 +45,20 @@ class Recorder:
         self.nonfinite_at: int | None = None
         """The first step whose loss was not finite."""
         self._run, self._log_bytes, self._parts = run, log_bytes, 0
-        self._log = AppendOnly(run.file(rundir.LOG))
-        self._rows = JsonLines(run.file(rundir.ROWS))
-        self._events = JsonLines(run.file(rundir.EVENTS))
+        logs = logs or run.path
+        self._log_file = logs / f"train.node{node}.log" if node else run.file(rundir.LOG)
+        self._ranks = logs / (f"ranks.node{node}" if node else "ranks")
+        self._reserve = run.file(f"{RESERVE}.node{node}" if node else RESERVE)
+        self._log = AppendOnly(self._log_file)
+        self._rows = JsonLines(run.file(f"nodes/{node}.{rundir.ROWS}" if node else rundir.ROWS))
+        self._events = JsonLines(run.file(f"nodes/{node}.{rundir.EVENTS}" if node else rundir.EVENTS))
         self._rank_logs: dict[int, RankLog] = {}
         self._scrubbers: dict[int | None, Scrubber] = {None: Scrubber(), 0: Scrubber(b"[rank0]:")}
         self._reader = LogReader(live=True)
         self._closed = False
         self._lock = threading.RLock()  # samplers note events from their own threads
         with contextlib.suppress(OSError):
-            run.file(RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # no file system can store that as a hole
+            self._reserve.write_bytes(os.urandom(RESERVE_BYTES))  # no file system can store that as a hole
 
     def feed(self, data: bytes, rank: int | None = None) -> list[Row]:
         """Write what a rank (None: torchrun) printed and the records in it; return the new training rows."""
@@ -70,7 +76,7 @@ class Recorder:
         for file in (self._log, self._rows, *self._rank_logs.values()):
             file.close()
         with contextlib.suppress(OSError):
-            self._run.file(RESERVE).unlink(missing_ok=True)
+            self._reserve.unlink(missing_ok=True)
         return rows
 
     def note(self, kind: str, **data: object) -> None:
@@ -87,7 +93,7 @@ class Recorder:
             return []
         if rank:
             if rank not in self._rank_logs:
-                self._rank_logs[rank] = RankLog(self._run.file("ranks") / f"{rank}.log")
+                self._rank_logs[rank] = RankLog(self._ranks / f"{rank}.log")
             self._rank_logs[rank].write(clean)
             return []
         self._to_disk(self._log, clean)
@@ -117,19 +123,19 @@ class Recorder:
             if error.errno not in FULL:
                 raise
             self.disk_full = True
-            self._run.file(RESERVE).unlink(missing_ok=True)
+            self._reserve.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 file.write(b"")
 
     def _set_aside(self) -> None:
         """Start a new ``train.log``; the old one becomes a numbered part, first as it is, then compressed."""
         self._parts += 1
-        part = self._run.file(f"{rundir.LOG}.{self._parts}")
+        part = self._log_file.with_name(f"{self._log_file.name}.{self._parts}")
         with contextlib.suppress(OSError):
             self._log.close()
-            os.rename(self._run.file(rundir.LOG), part)
+            os.rename(self._log_file, part)
             compress(part, only_steps=self._parts > WHOLE_PARTS)
-        self._log = AppendOnly(self._run.file(rundir.LOG))
+        self._log = AppendOnly(self._log_file)
 
 
 class RankLog:

@@ -65,7 +65,8 @@ def tidy(run: RunDir) -> None:
 
 def foreign_files(run: RunDir) -> Iterator[Path]:
     """Files of the run directory that did not go through the harness: those of torchrun and of the tracker."""
-    yield from run.file(TORCHRUN_LOGS).glob("*/**/*")
+    for logs in (run.file(TORCHRUN_LOGS), *run.path.glob(f"{TORCHRUN_LOGS}.node*")):
+        yield from logs.glob("*/**/*")
     yield run.file(TRACKING_LOG)
 
 

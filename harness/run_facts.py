@@ -22,6 +22,7 @@ class RunFacts:
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     ranks: int | None = None
     chips: int | None = None
+    nodes: int | None = None
     tokens_per_step: float | None = None
     """Tokens of one optimizer step over all ranks."""
     seq_len: int | None = None

@@ -47,6 +47,10 @@ class Status:
     host: str = ""
     pid: int = 0
     pid_started: float = 0.0
+    attempt: int = 1
+    """Counts the starts of a run whose Slurm job was requeued."""
+    job: str = ""
+    """Id of the Slurm job, if it is one."""
 
 
 class RunDir:

@@ -1,8 +1,9 @@
 """One run in numbers: rows, events and samples to the contents of ``summary.json``.
 
 Every number that could not be had is null, and ``reasons`` says why under the number's dotted name. A name carries its
-scope: ``tps_per_rank``, ``tps_per_chip`` and ``tokens_per_s`` (all ranks); ``steady`` and ``end_to_end`` (compilation
-included) are never mixed. Durations are seconds, ``mfu`` and ``mfu_reported`` percent, memory GiB.
+scope: ``tps_per_rank``, ``tps_per_chip``, ``tps_per_node`` and ``tokens_per_s`` (all ranks); ``steady`` and
+``end_to_end`` (compilation included) are never mixed. Durations are seconds, ``mfu`` and ``mfu_reported``
+percent, memory GiB.
 """
 
 from __future__ import annotations
@@ -173,15 +174,19 @@ class _Summary:
         return steady | self._throughput("steady", per_rank, reason) | {"loss_last": self._loss(-1)}
 
     def _throughput(self, scope: str, per_rank: float | None, reason: str) -> dict[str, float | None]:
-        """``tps_per_rank``, ``tps_per_chip`` and ``tokens_per_s`` of one scope."""
+        """``tps_per_rank``, ``tps_per_chip``, ``tps_per_node`` and ``tokens_per_s``, of the whole job, of one scope."""
         ranks, chips = self.facts.ranks, self.facts.chips
         whole = per_rank * ranks if per_rank and ranks else None
         per_chip = whole / chips if whole and chips else None
+        nodes = self.facts.nodes
+        per_node = whole / nodes if whole and nodes else None
         no_whole = reason if per_rank is None else "the number of ranks is not known"
         no_chip = no_whole if whole is None else "the number of chips is not known"
+        no_node = no_whole if whole is None else "the number of nodes is not known"
         return {
             "tps_per_rank": self._known(f"{scope}.tps_per_rank", per_rank, reason),
             "tps_per_chip": self._known(f"{scope}.tps_per_chip", per_chip, no_chip),
+            "tps_per_node": self._known(f"{scope}.tps_per_node", per_node, no_node),
             "tokens_per_s": self._known(f"{scope}.tokens_per_s", whole, no_whole),
         }
 

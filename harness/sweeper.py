@@ -83,6 +83,8 @@ class InterleavedSweeper(Sweeper):
         console = make_console()
         done, _ = match_runs(sweep.jobs, sweep_runs(sweep.directory, sweep.id))
         now = circumstances(sweep.arms[0].plan)
+        if self._queues:
+            del now["hardware"]  # that of the machine where this is typed, not of the nodes
         if not self.settings.mix:
             refuse_to_mix(done.values(), now)
         todo = view.unfinished(sweep.jobs, done)
@@ -101,6 +103,9 @@ class InterleavedSweeper(Sweeper):
     def _run(self, console: Console, sweep: Sweep, todo: Sequence[Job], now: dict[str, Any]) -> None:
         outcomes: dict[int, Outcome] = {}
         try:
+            if self._queues and todo:
+                outcomes |= zip((job.slot.order for job in todo), self._submit(todo), strict=True)
+                todo = ()
             for job in todo:
                 if not self.settings.mix:
                     _refuse_changed_code(job, now)
@@ -114,6 +119,16 @@ class InterleavedSweeper(Sweeper):
             _show_result(console, sweep, outcomes)
             raise
         _show_result(console, sweep, outcomes)
+
+    @property
+    def _queues(self) -> bool:
+        """Whether pilots run elsewhere, in order all the same (``hydra/launcher=slurm``)."""
+        return getattr(self.launcher, "queues", False)
+
+    def _submit(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """All pilots to the queue at once."""
+        returned = self.launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=jobs[0].slot.order)
+        return [each.return_value for each in returned]
 
     def _launch(self, job: Job) -> Outcome:
         """One pilot. A defect of the harness ends this job with its traceback, and the others go on."""

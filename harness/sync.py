@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -102,6 +103,9 @@ def uri_of(run: RunDir) -> str:
 def follow(run: RunDir, uri: str, flush_s: float, tell: int | None = None) -> int:
     """Send a run while it grows and until it is complete. A failure is recorded and tried again at the next flush."""
     os.nice(NICENESS)
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # Slurm sends it to all processes of a job; the end is still to be sent
     told = Told(tell)
     load()  # here, so that the time it takes is not taken for the server's
     told.line("ready")

@@ -175,19 +175,22 @@ class Tracker:
 
         A request whose answer was lost may have made one all the same: of several the first in order is kept.
         """
-        client = self._connected()
+        client, status = self._connected(), self.run.status()
+        attempt = status.attempt if status else 1
         found = client.search_runs([experiment_id], filter_string=f"tags.run_id = '{self.run.run_id}'")
+        for before in [run for run in found if int(run.data.tags.get("attempt", "1")) < attempt]:
+            client.delete_run(before.info.run_id)  # its points are not this attempt's, and points cannot be taken back
+            found.remove(before)
         if found:
             first, *others = sorted(run.info.run_id for run in found)
             for other in others:
                 client.delete_run(other)
             return first
-        status = self.run.status()
         created = client.create_run(
             experiment_id,
             start_time=to_ms(status.started) if status else None,
             run_name=self.run.manifest().get("run_name", self.run.run_id),
-            tags={"run_id": self.run.run_id},
+            tags={"run_id": self.run.run_id, "attempt": str(attempt)},
         )
         return created.info.run_id
 

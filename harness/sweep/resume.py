@@ -95,7 +95,7 @@ def refuse_to_mix(kept: Iterable[RunDir], now: Mapping[str, Any]) -> None:
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Circumstances that differ, each with both values."""
-    before, after = _flat(earlier), _flat(now)
+    before, after = _flat({name: earlier.get(name) for name in now}), _flat(now)
     return [
         f"{key} was {before.get(key, 'not recorded')}, is {after.get(key, 'not there')}"
         for key in sorted(before.keys() | after.keys())
@@ -144,7 +144,7 @@ def expect(sweep: Sweep, jobs: Sequence[Job], runs: Path) -> Expected:
     if unknown:
         return Expected(seconds=None, cost=None, num_runs=num_runs, unknown=unknown)
     each = {letter: statistics.median(values) for letter, values in durations.items()}
-    prices = {arm.letter: arm.plan.config.platform.price_per_hour for arm in arms.values()}
+    prices = {arm.letter: arm.plan.price_per_hour for arm in arms.values()}
     cost = None
     if all(price is not None for price in prices.values()):
         cost = sum(each[job.arm.letter] / 3600 * (prices[job.arm.letter] or 0.0) for job in jobs)

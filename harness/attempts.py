@@ -1,0 +1,92 @@
+"""The run of a pilot: a new one, or, when Slurm has put its job back into the queue, the same one once more."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import rundir
+from harness.manifest import config_hash
+from harness.meeting import JobRecord, index_in_job, job_key, read_record, write_record
+from harness.nodes import Place
+from harness.plan import Plan
+from harness.rundir import RunDir
+from harness.training import DUMP
+
+ATTEMPTS = "attempts"
+NEW, AGAIN, DONE = "new", "again", "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A run directory to record in. ``finished``: it is complete, from before the job was requeued."""
+
+    run: RunDir
+    attempt: int = 1
+    finished: bool = False
+
+
+def open_run(plan: Plan) -> Opened:
+    """Make a run directory, or take up the one that this job had before it was requeued."""
+    key = job_key(plan)
+    record = read_record(Path(plan.config.runs), key) if key else None
+    what = decide(plan, record)
+    if what == NEW or record is None:
+        return Opened(run=RunDir.create(Path(plan.config.runs), plan.config.experiment_name, plan.name))
+    run = RunDir(Path(plan.config.runs) / record.run)
+    if what == DONE:
+        return Opened(run=run, attempt=record.attempt, finished=True)
+    set_aside(run, record.attempt)
+    return Opened(run=run, attempt=record.attempt + 1)
+
+
+def decide(plan: Plan, record: JobRecord | None) -> str:
+    """What this start is, from what the job's earlier start left: a new run, the same again, or nothing to do.
+
+    A pilot that counts is not repeated where the queue started it; any other one that somebody requeued after its end
+    runs anew.
+    """
+    job = plan.place.job
+    if record is None or job is None or job.restarts <= record.restarts or record.config_hash != config_hash(plan):
+        return NEW
+    status = RunDir(Path(plan.config.runs) / record.run).status()
+    if status is None:
+        return NEW
+    if status.state == rundir.FINISHED and status.exit_code == 0:
+        return NEW if record.index is None else DONE
+    return AGAIN
+
+
+def set_aside(run: RunDir, attempt: int) -> None:
+    """Move the record of an attempt to ``attempts/<number>``; checkpoints stay, so that the training goes on from them.
+
+    The status stays as well until it is replaced: without one a directory is no run.
+    """
+    folder = run.file(ATTEMPTS) / str(attempt)
+    folder.mkdir(parents=True, exist_ok=True)
+    for item in sorted(run.path.iterdir()):
+        if item.name == rundir.STATUS:
+            shutil.copy2(item, folder / item.name)
+        elif item.name not in (ATTEMPTS, DUMP) and not item.name.endswith(".lock"):
+            item.rename(folder / item.name)
+
+
+def announce(plan: Plan, opened: Opened, place: Place, *, ready: bool) -> None:
+    """Say which run this start is: to the other nodes, and to the job's next start."""
+    if (key := job_key(plan)) is None:
+        return
+    run, job = opened.run, place.job
+    record = JobRecord(
+        run=f"{run.experiment}/{run.run_id}",
+        config_hash=config_hash(plan),
+        rdzv_id=place.rdzv_id,
+        restarts=job.restarts if job else 0,
+        attempt=opened.attempt,
+        endpoint=place.rdzv_endpoint,
+        root_comm=place.root_comm,
+        ready=ready,
+        node=job.node if job else "",
+        index=index_in_job(),
+    )
+    write_record(Path(plan.config.runs), key, record)
