@@ -38,13 +38,37 @@ IN_TRAINING = ("model", "rope_buffers", "tied_embedding")
 def run_checks(plan: Plan, spec: TitanSpec, rows: Sequence[Row], events: Sequence[Event], end: End) -> list[Check]:
     """All checks of one run, in the order in which a person would ask."""
     train = [row for row in rows if row.kind == "train"]
-    checks = [completed(end), steps_logged(plan, train), losses_finite(train), model_parameters(plan, events)]
+    checks = [
+        completed(end),
+        initial_weights(plan, spec, events),
+        steps_logged(plan, train),
+        losses_finite(train),
+        model_parameters(plan, events),
+    ]
     reports = reported(events)
     checks += [from_training(name, reports.get(name)) for name in IN_TRAINING]
     checks.append(model_layers(plan, reports.get("model")))
     if plan.swaps.kernels:
         checks += [kernel_requested(plan), kernel_applied(plan, events), kernel_executed(plan, spec, events)]
     return checks
+
+
+def initial_weights(plan: Plan, spec: TitanSpec, events: Iterable[Event]) -> Check:
+    """What was loaded before the first step, by the log, is what was asked for: nothing else wins silently.
+
+    A job that was requeued goes on from the checkpoints that its own earlier attempt left in the run directory.
+    """
+    initial = plan.initial
+    loads = [event.data.get("path") for event in events if event.kind == "checkpoint_load"]
+    found = ", ".join(dict.fromkeys(str(path).rstrip(".") for path in loads if path))
+    said = f"{initial.describe()}; the log names {found or 'no load'}"
+    if found.startswith(f"{spec.dump_folder}/"):
+        return Check("initial_weights", PASS, f"{initial.describe()}; this attempt went on from {found}")
+    if loads and not found:
+        return Check("initial_weights", SKIPPED, f"{initial.describe()}; the log does not name what it loads")
+    if initial.resumed_step is not None:
+        return judge("initial_weights", found == f"{initial.resumed_from}/step-{initial.resumed_step}", said)
+    return judge("initial_weights", found == (initial.place or ""), said)
 
 
 def kernel_requested(plan: Plan) -> Check:
@@ -66,7 +90,9 @@ def kernel_applied(plan: Plan, events: Iterable[Event]) -> Check:
 def kernel_executed(plan: Plan, spec: TitanSpec, events: Iterable[Event]) -> Check:
     """Calls counted in the training process: layers x steps x micro batches, forward and backward, on one backend."""
     expected = plan.swaps.expected_calls(
-        steps=spec.steps, micro_batches=plan.micro_batches, recompute=spec.resolved_recompute
+        steps=spec.steps - (plan.initial.resumed_step or 0),
+        micro_batches=plan.micro_batches,
+        recompute=spec.resolved_recompute,
     )
     reports = [event.data for event in events if event.kind == "kernel_calls"]
     passed, parts = True, []
@@ -111,7 +137,8 @@ def completed_log(rows: Sequence[Row], events: Iterable[Event]) -> Check:
 def steps_logged(plan: Plan, rows: Sequence[Row]) -> Check:
     """Every step that torchtitan logs is there once: step 1, then the multiples of log_freq."""
     steps, every = plan.config.train.steps, plan.config.train.log_freq
-    expected = [step for step in range(1, steps + 1) if step == 1 or step % every == 0]
+    first = 1 + (plan.initial.resumed_step or 0)
+    expected = [step for step in range(first, steps + 1) if step == 1 or step % every == 0]
     found = [row.step for row in rows]
     return judge(
         "steps_logged", found == expected, f"{len(found)} of {len(expected)} steps that are logged", len(found)

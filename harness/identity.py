@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ BUILD_TIMEOUT_S = 120.0
 _SHAPE_NAMES = tuple(f.name for f in dataclasses.fields(ModelShape) if f.name != "max_positions")
 _WIDTHS = ("hidden", "total_params", "active_params")
 """What a rehearsal narrows; the rest of a promise holds at every scale."""
+_COUNTS, _NO_PARAMETERS = ("total_params", "active_params"), {"rope_theta", "norm_eps"}
+"""What follows from the shape, and fields from which none of it follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +67,16 @@ class IdentityCheck:
     """Every difference, each as "name is X, promised Y"."""
 
 
-def check_identity(spec: TitanSpec, path: PathConfig, *, python: str = sys.executable) -> IdentityCheck:
+def check_identity(
+    spec: TitanSpec, path: PathConfig, *, adopted: Mapping[str, object] | None = None, python: str = sys.executable
+) -> IdentityCheck:
     """Build the spec's model on the meta device and compare it with the path.
 
     A promise that contradicts the path's own published values fails even where torch is not installed.
 
     Args:
+        adopted: fields of ModelShape that the weights' config.json decides instead of the path, with their values. They
+            are part of ``spec.shape``, which is compared in full, and no longer of the promise; the reason says so.
         python: interpreter that has torch and torchtitan.
     """
     if wrong := promise_mismatches(path):
@@ -80,10 +87,13 @@ def check_identity(spec: TitanSpec, path: PathConfig, *, python: str = sys.execu
         identity = build_identity(spec, python=python)
     except ValueError as error:
         return IdentityCheck(verdict="fail", reason=str(error))
-    wrong = mismatches(identity, spec.shape, path)
+    wrong = mismatches(identity, spec.shape, path, adopted=adopted or {})
     if wrong:
         return _failed(path, wrong, identity)
-    return IdentityCheck(verdict="pass", reason=describe(identity), identity=identity)
+    full = path.full_shape()
+    changes = [f"{name} {value} (path: {getattr(full, name)})" for name, value in (adopted or {}).items()]
+    other = f"; not the path's promise, adopted from the weights' config.json: {', '.join(changes)}" if changes else ""
+    return IdentityCheck(verdict="pass", reason=describe(identity) + other, identity=identity)
 
 
 def promise_mismatches(path: PathConfig) -> tuple[str, ...]:
@@ -93,8 +103,13 @@ def promise_mismatches(path: PathConfig) -> tuple[str, ...]:
     return _against_promise(computed, path.promise, _promised_names())
 
 
-def mismatches(identity: Identity, wanted: ModelShape, path: PathConfig) -> tuple[str, ...]:
-    """How a build differs from the shape asked for and from the promise (its widths only where ``wanted`` is full)."""
+def mismatches(
+    identity: Identity, wanted: ModelShape, path: PathConfig, *, adopted: Collection[str] = ()
+) -> tuple[str, ...]:
+    """How a build differs from the shape asked for and from the promise (its widths only where ``wanted`` is full).
+
+    Fields that were ``adopted`` are held against ``wanted`` only, and so are the counts that follow from them.
+    """
     built = dataclasses.asdict(identity)
     expected = {name: getattr(wanted, name) for name in _SHAPE_NAMES} | _counts(wanted)
     asked = tuple(
@@ -102,8 +117,11 @@ def mismatches(identity: Identity, wanted: ModelShape, path: PathConfig) -> tupl
         for name, value in expected.items()
         if built[name] != value
     )
-    full_scale = wanted == path.full_shape()
+    full = path.full_shape()
+    full_scale = dataclasses.replace(wanted, **{name: getattr(full, name) for name in adopted}) == full
     names = [name for name in _promised_names() if full_scale or name not in _WIDTHS]
+    free = {*adopted, *(() if set(adopted) <= _NO_PARAMETERS else _COUNTS)}
+    names = [name for name in names if name not in free]
     shallower = wanted.num_layers < path.promise.num_layers and not full_scale  # a test's scale.num_layers
     promised = _against_promise(built, path.promise, [name for name in names if not shallower or name != "num_layers"])
     return asked + promised

@@ -66,6 +66,7 @@ def make_manifest(
             "hardware": hardware(plan),
             "environment": recorded,
             "cluster": cluster(plan),
+            "init": plan.initial.record(),
         }
     )
 

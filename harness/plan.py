@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from harness.data import DataConfig
+from harness.initial import Initial, settle
 from harness.mesh import Mesh, plan_mesh
 from harness.nodes import Place, find_place
 from harness.schema import PilotConfig, PlatformConfig
@@ -53,6 +54,8 @@ class Plan:
 
     place: Place = field(default_factory=Place)
     """Which node of the job this is."""
+    initial: Initial = field(default_factory=Initial)
+    """Where the first weights come from."""
 
     @property
     def ranks(self) -> int:
@@ -141,7 +144,8 @@ def make_plan(config: PilotConfig) -> Plan:
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
     if config.scale.num_layers is not None:
         shape = replace(shape, num_layers=config.scale.num_layers)
-    return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape), place=place)
+    config, initial, shape = _settle_initial(config, shape)
+    return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape), place=place, initial=initial)
 
 
 # -- platform -----------------------------------------------------------------------------------------------------
@@ -233,6 +237,21 @@ def _plan_swaps(config: PilotConfig, shape: ModelShape) -> SwapPlan:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return swaps
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
+
+
+def _settle_initial(config: PilotConfig, shape: ModelShape) -> tuple[PilotConfig, Initial, ModelShape]:
+    """Where the first weights come from. They know their own tokens only, so that their tokenizer comes with them."""
+    try:
+        initial, shape, init = settle(config, shape)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    data = config.data
+    if data.tokenizer is None and initial.directory and (initial.directory / "tokenizer.json").is_file():
+        data = replace(data, tokenizer=str(initial.directory))
+    return replace(config, init=init, data=data), initial, shape
 
 
 # -- data ---------------------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import hub
 from harness.identity import check_identity, promise_mismatches
+from harness.initial import refuse_wrong_keys
 from harness.manifest import versions
 from harness.plan import TESTED_ON_TRAINIUM, ConfigError, Plan
 from harness.terminal import show_dry_run
 from harness.training import command, environment, make_spec
-from harness.weights import weight_problems
 from harness.weights_plan import exports
 
 if TYPE_CHECKING:
@@ -51,29 +52,27 @@ def refuse_impossible(plan: Plan) -> None:
 
 
 def refuse_wrong_weights(plan: Plan) -> None:
-    """The initial weights, from config.json and headers alone, against the model that will be built.
+    """The headers of the initial weights against the model that will be built; config.json was compared by the plan.
 
     Raises:
-        ConfigError: weights that do not fit, or that would be loaded, or left out, against the asked for mode.
+        ConfigError: weights that do not fit, or cannot be had.
     """
-    init = plan.config.init
-    if init.mode == "random" and init.path:
-        raise ConfigError(
-            f"init=random does not load init.path={init.path}: say init=pretrained, or leave the path out"
-        )
-    if init.mode == "random":
-        return
-    if not init.path:
-        raise ConfigError("init=pretrained needs init.path=DIR, a directory with safetensors and config.json")
     try:
-        problems = weight_problems(Path(init.path), plan.shape)
+        refuse_wrong_keys(plan.config.init, plan.initial, plan.shape, plan.config.path.name)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"init.path={init.path}: {error}") from error
-    if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise ConfigError(
-            f"init.path={init.path} does not fit path={plan.config.path.name}: {'; '.join(problems[:3])}{more}"
-        )
+        raise ConfigError(str(error)) from error
+
+
+def describe_weights(plan: Plan) -> Finding:
+    """What the training starts from, and that it fits; a hub id that is not on this machine is not downloaded."""
+    init, initial = plan.config.init, plan.initial
+    if init.mode == "random":
+        return Finding("ok", "weights", initial.describe())
+    if initial.repository and hub.cached(initial.repository, init.revision, whole=True) is None:
+        return Finding("skipped", "weights", f"{initial.describe()}: not in the cache, downloaded when a run starts")
+    refuse_wrong_weights(plan)
+    dtype = f", stored in {initial.dtype}, trained in float32" if initial.dtype not in (None, "float32") else ""
+    return Finding("ok", "weights", f"{initial.describe()}: config.json and all keys fit{dtype}")
 
 
 def check_disk(plan: Plan) -> Finding:
@@ -169,16 +168,19 @@ def dry_run(plan: Plan, console: Console) -> int:
     """
     run = Path(plan.config.runs) / plan.config.experiment_name / "RUN_ID"
     spec = make_spec(plan, run, prepare=importlib.util.find_spec("tokenizers") is not None)
-    identity = check_identity(spec, plan.config.path)
+    adopted = {str(item.field): item.file for item in plan.initial.adopted}
+    identity = check_identity(spec, plan.config.path, adopted=adopted)
     findings = [
         describe_layout(plan),
         Finding({"pass": "ok", "fail": "error"}.get(identity.verdict, "skipped"), "identity", identity.reason),
+        describe_weights(plan),
         check_versions(plan),
         check_disk(plan),
     ]
     if identity.identity is not None and identity.verdict == "pass":
         promise = plan.config.path.promise
         kind = "as the path promises" if not plan.rehearsal else f"rehearsal of {promise.total_params:,} parameters"
+        kind += f", but for what was adopted from {plan.config.init.path}: {plan.initial.changes}" if adopted else ""
         findings.insert(2, Finding("ok", "promise", f"computed from {plan.config.path.published.source}: {kind}"))
     places = [plan.place.as_seen_from(rank) for rank in range(plan.place.num_nodes)]
     commands = [command(plan, spec, run, place) for place in places]

@@ -169,6 +169,7 @@ def tags(run: RunDir) -> dict[str, str]:
         "git_commit": git.get("commit"),
         "git_dirty": str(git["dirty"]).lower() if "dirty" in git else None,
         "kernel_backend": manifest.get("kernel_backend", "none"),
+        "init": (manifest.get("init") or {}).get("from"),
         "torchtitan_version": manifest.get("versions", {}).get("torchtitan"),
         "hostname": manifest.get("hardware", {}).get("hostname"),
         "instance_type": manifest.get("hardware", {}).get("instance_type"),

@@ -7,6 +7,7 @@ the run directory has no such gaps left.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.data import DataConfig
 from harness.paths import PathConfig
@@ -70,7 +71,17 @@ class InitConfig:
     mode: str = "random"
     """random or pretrained."""
     path: str | None = None
-    """Directory of Hugging Face safetensors with config.json."""
+    """Directory of Hugging Face safetensors with config.json; or a hub id, organisation/name, looked up in the local
+    cache and downloaded where there is a network."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; null: main."""
+    adopt_config: bool = False
+    """Build the model that the weights' config.json describes where it differs from the path's. What was adopted is
+    written below; false refuses such weights."""
+    adopted: dict[str, Any] = field(default_factory=dict)
+    """Written by the harness: keys of config.json whose values replace the path's. Setting it does nothing."""
+    resumed_step: int | None = None
+    """Written by the harness: step of the old checkpoint that training goes on from. Setting it does nothing."""
 
 
 @dataclass
@@ -207,6 +218,8 @@ class PilotConfig:
     """Place in the order of a sweep."""
     sweep: str | None = None
     """Name of the interleaved sweep that a run belongs to; set by it."""
+    resume: bool = False
+    """Go on from the checkpoint in the folder that `--dump_folder` in train.flags names; false refuses one there."""
     rehearsal: bool = False
     """Written by the harness: whether this is a rehearsal. Setting it does nothing."""
     dry_run: bool = False

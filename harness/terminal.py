@@ -87,6 +87,7 @@ def show_start(console: Console, plan: Plan, run: RunDir) -> None:
         f"{plan.ranks} rank{'s' * (plan.ranks > 1)}{on_nodes(plan)}, {train.steps} steps of "
         f"{plan.tokens_per_step:,} tokens"
     )
+    console.print(f"  {plan.initial.describe()}", markup=False)
     console.print(f"  {relative(run.path)}", style="dim", markup=False)
 
 

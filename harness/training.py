@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from harness import data
@@ -66,9 +65,6 @@ def _transformers_model(plan: Plan) -> str | None:
 def _data(plan: Plan, prepare: bool) -> DataSpec:
     try:
         source = data.resolve(plan.config.data)
-        given = Path(plan.config.init.path or "")
-        if plan.config.init.path and not plan.config.data.tokenizer and (given / "tokenizer.json").is_file():
-            source = replace(source, tokenizer=str(given.resolve()))  # weights know their own tokens only
         if not prepare:
             return DataSpec(name=source.name, files=source.files, text_field=source.text_field)
         from harness.titan.assets import prepare_data

@@ -78,7 +78,7 @@ def checkpoint_spec(plan: Plan, run: Path) -> CheckpointSpec:
             raise ConfigError(str(error)) from error
     reference, export = reference_plan(plan).wanted, exports(plan)
     return CheckpointSpec(
-        initial_load_path=str(Path(config.init.path).resolve()) if config.init.path else None,
+        initial_load_path=plan.initial.place,
         export_last=export,
         export_dtype=config.export.dtype,
         evidence=str(run.resolve() / EVIDENCE) if reference or export else None,
