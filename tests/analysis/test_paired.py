@@ -147,11 +147,12 @@ def test_zero_spread():
     assert judge(paired_interval(np.zeros(4), np.full(4, 0.03)), pairs=4, margin=0.01) == "faster"
 
 
-def test_noise_floor_widens_the_margin_and_holds_back_small_effects():
+def test_noise_floor_holds_back_equality_and_small_effects():
     values = 0.015 + 0.001 * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     interval = paired_interval(np.zeros(8), values)
     assert judge(interval, pairs=8, margin=0.01) == "faster"
-    assert judge(interval, pairs=8, margin=0.01, floor=0.02) == "equivalent"
+    assert judge(interval, pairs=8, margin=0.01, floor=0.02) == "unresolved"
+    assert judge(interval, pairs=8, margin=0.02, floor=0.02) == "equivalent"
     wide = paired_interval(np.zeros(8), 0.015 + 0.012 * np.array([1, -1] * 4))
     assert judge(wide, pairs=8, margin=0.01) == "faster"
     assert judge(wide, pairs=8, margin=0.01, floor=0.02) == "unresolved"
