@@ -1,0 +1,325 @@
+"""What a plan makes of init=: found, compared, adopted or refused, and recorded (no torch)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.checks import initial_weights
+from harness.data import DataConfig
+from harness.identity import Identity, check_identity, mismatches
+from harness.logs import Event
+from harness.manifest import make_manifest
+from harness.paths import load_path
+from harness.plan import ConfigError, Plan, make_plan
+from harness.preflight import describe_weights, refuse_impossible
+from harness.schema import InitConfig, PilotConfig, PlatformConfig, TrainConfig
+from harness.shapes import ModelShape
+from tests.weights.checkpoints import write_config, write_sparse
+from tests.weights.test_old_checkpoints import plant
+
+CPU = PlatformConfig(name="cpu", device="cpu")
+TRN2 = PlatformConfig(name="trn2_48xlarge", device="neuron", chip="trn2", num_ranks=64, num_chips=16, lnc=2)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def plan(tmp_path: Path, path: str = "native_4b", platform: PlatformConfig = CPU, **fields: object) -> Plan:
+    options = fields.pop("flags", [])
+    return make_plan(
+        PilotConfig(
+            path=load_path(path),
+            platform=platform,
+            data=DataConfig(name="auto", kind="auto"),
+            runs=str(tmp_path / "runs"),
+            train=TrainConfig(flags=options),
+            **fields,
+        )
+    )
+
+
+def pretrained(place: Path | str, **fields: object) -> InitConfig:
+    return InitConfig(mode="pretrained", path=str(place), **fields)
+
+
+def narrow(path: str = "native_4b", **changes: object) -> ModelShape:
+    return replace(load_path(path).rehearsal_shape(), **changes)
+
+
+def test_random_says_so(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert made.initial.describe() == "random weights from seed 1: nothing is loaded"
+    assert describe_weights(made).text == made.initial.describe()
+
+
+@pytest.mark.parametrize("path", ["hf_4b", "native_4b", "moe_nki"])
+def test_weights_that_fit(tmp_path: Path, path: str) -> None:
+    place = write_sparse(tmp_path / "weights", narrow(path))
+    made = plan(tmp_path, path, init=pretrained(place))
+    refuse_impossible(made)
+    assert made.initial.directory == place
+    assert made.config.init.adopted == {}
+    assert made.initial.describe() == f"weights from {place}"
+    assert "config.json and all keys fit, stored in bfloat16" in describe_weights(made).text
+
+
+def test_a_relative_path_and_a_tokenizer_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_sparse(tmp_path / "weights", narrow())
+    monkeypatch.chdir(tmp_path)
+    made = plan(tmp_path, init=pretrained("weights"))
+    assert (made.initial.place, made.config.data.tokenizer) == (str(place), None)
+    (place / "tokenizer.json").write_text("{}")
+    assert plan(tmp_path, init=pretrained("weights")).config.data.tokenizer == str(place)
+
+
+def test_a_difference_names_both_values_and_what_to_type(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow(rope_theta=5e6))
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path, init=pretrained(place))
+    first, second = str(error.value).splitlines()
+    assert first == (
+        f"init.path={place} does not fit path=native_4b: rope_theta is 5000000.0 in config.json, 1000000.0 in the model"
+    )
+    assert second.endswith("init.adopt_config=true")
+
+
+def test_adopted_values_are_built_and_recorded(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow(rope_theta=5e6, num_layers=2))
+    made = plan(tmp_path, init=pretrained(place, adopt_config=True))
+    assert made.shape == narrow(rope_theta=5e6, num_layers=2)
+    refuse_impossible(made)
+    assert made.config.init.adopted == {"num_hidden_layers": 2, "rope_theta": 5e6}
+    assert made.initial.describe() == (
+        f"weights from {place}; adopted from its config.json: num_hidden_layers 2 (path: 36), "
+        "rope_theta 5000000.0 (path: 1000000.0)"
+    )
+    record = make_manifest(made, run_name="", command=[], env={}, argv=[])["init"]
+    assert record["adopted"]["rope_theta"] == {"file": 5e6, "path": 1e6}
+    assert len(record["config_sha256"]) == 64
+    assert made.swaps.layers == plan(tmp_path).swaps.layers == ()
+
+
+def test_keys_that_do_not_fit_what_was_adopted_are_refused_all_the_same(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow())
+    write_config(place, narrow(num_layers=35))
+    with pytest.raises(ConfigError, match="11 extra: model.layers.35"):
+        refuse_impossible(plan(tmp_path, init=pretrained(place, adopt_config=True)))
+
+
+def test_full_weights_in_a_rehearsal(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", load_path("native_4b").full_shape())
+    with pytest.raises(ConfigError, match="weights of the full model, and this is a rehearsal at narrow widths"):
+        plan(tmp_path, init=pretrained(place))
+    refuse_impossible(plan(tmp_path, platform=TRN2, init=pretrained(place)))
+
+
+def test_what_cannot_be_adopted(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow())
+    write_config(place, narrow(), attention_bias=True)
+    for adopt in (False, True):
+        with pytest.raises(ConfigError, match="attention_bias cannot be adopted: choose weights of the kind"):
+            plan(tmp_path, init=pretrained(place, adopt_config=adopt))
+    write_config(place, narrow(), vocab_size=None)
+    with pytest.raises(ConfigError, match="vocab_size is None in config.json, 2048 in the model\n  these values are"):
+        plan(tmp_path, init=pretrained(place, adopt_config=True))
+
+
+def test_experts_where_a_dense_model_is_built(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow("moe_nki"))
+    with pytest.raises(ConfigError, match="model_type is qwen3_moe in config.json, qwen3 in the model"):
+        plan(tmp_path, init=pretrained(place))
+
+
+@pytest.mark.parametrize(
+    ("init", "options", "message"),
+    [
+        (InitConfig(path="x"), [], "init=random does not load init.path=x: say init=pretrained"),
+        (InitConfig(adopt_config=True), [], "init=random loads nothing that could be adopted"),
+        (InitConfig(mode="pretrained"), [], "init=pretrained needs init.path="),
+        (pretrained("no/such/place"), [], "init.path=no/such/place: no such directory, and no hub id"),
+        (pretrained("../up"), [], "no such directory, and no hub id"),
+        (pretrained(".", revision="main"), [], "init.revision=main is for hub ids, but init.path=. is a directory"),
+        (InitConfig(), ["--checkpoint.initial_load_path", "/x"], "loads weights: --checkpoint.initial_load_path /x"),
+        (InitConfig(), ["--checkpoint.initial_load_in_hf"], "loads weights: --checkpoint.initial_load_in_hf"),
+    ],
+)  # fmt: skip
+def test_contradictions(tmp_path: Path, init: InitConfig, options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path, init=init, flags=options)
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_an_old_checkpoint_wins_over_nothing_unasked(tmp_path: Path) -> None:
+    options = plant(tmp_path / "old", 20)
+    place = write_sparse(tmp_path / "weights", narrow())
+    for init in (InitConfig(), pretrained(place)):
+        with pytest.raises(ConfigError, match=r"already holds checkpoints \(step 20\).* ignore init\n  resume=true"):
+            plan(tmp_path, flags=options, init=init)
+    made = plan(tmp_path, flags=options, resume=True)
+    assert made.config.init.resumed_step == 20
+    assert made.initial.describe() == f"resumed from step 20 in {tmp_path / 'old' / 'checkpoint'}"
+    assert make_manifest(made, run_name="", command=[], env={}, argv=[])["init"]["resumed_step"] == 20
+
+
+# -- what the log says was loaded -------------------------------------------------------------------------------------
+
+
+def judged(made: Plan, *paths: str | None) -> str:
+    from harness.training import make_spec
+
+    spec = make_spec(made, Path(made.config.runs) / "x", prepare=False)
+    return initial_weights(
+        made, spec, [Event(kind="checkpoint_load", line=1, data={"path": path}) for path in paths]
+    ).verdict
+
+
+def test_the_log_is_held_against_what_was_asked(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow())
+    options, old = plant(tmp_path / "old", 20), f"{tmp_path / 'old' / 'checkpoint'}/step-20"
+    random, loaded = plan(tmp_path), plan(tmp_path, init=pretrained(place))
+    resumed = plan(tmp_path, flags=options, resume=True)
+    assert judged(random) == "pass"
+    assert judged(random, old) == "fail"
+    assert judged(loaded, str(place), f"{place}.") == "pass"
+    assert judged(loaded, old) == "fail"
+    assert judged(loaded) == "fail"
+    assert judged(loaded, None) == "skipped"
+    assert judged(resumed, old) == "pass"
+    assert judged(resumed) == "fail"
+    assert judged(resumed, str(place)) == "fail"
+    assert judged(random, f"{Path(random.config.runs).resolve()}/x/dump/checkpoint/step-3") == "pass"
+
+
+# -- the promise ------------------------------------------------------------------------------------------------------
+
+
+def built(shape: ModelShape) -> Identity:
+    values = {name: getattr(shape, name) for name in Identity.__dataclass_fields__ if hasattr(shape, name)}
+    counts = {"total_params": shape.num_params(), "active_params": shape.num_params(active_only=True)}
+    return Identity(**values, **counts, torch="", torchtitan="")
+
+
+def test_the_promise_is_kept_but_for_what_was_adopted() -> None:
+    path = load_path("native_4b")
+    other = replace(path.full_shape(), rope_theta=5e6)
+    assert mismatches(built(other), other, path, adopted=["rope_theta"]) == ()
+    wide = replace(other, hidden=1024)
+    assert "hidden is 1,024, promised 2,560" not in mismatches(built(wide), wide, path)  # no full scale any more
+    assert mismatches(built(wide), wide, path, adopted=["rope_theta", "hidden"]) == ()
+    smuggled = replace(built(other), hidden=1024)
+    assert "hidden is 1,024, promised 2,560" in mismatches(smuggled, other, path, adopted=["rope_theta"])
+    shallow = replace(other, num_layers=2)
+    assert "num_layers is 2, promised 36" in mismatches(built(shallow), other, path, adopted=["rope_theta"])
+    assert mismatches(built(shallow), shallow, path, adopted=["rope_theta", "num_layers"]) == ()
+
+
+def test_the_reason_of_a_passed_identity_names_what_was_adopted(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from harness import identity
+    from harness.training import make_spec
+
+    made = plan(tmp_path, init=pretrained(write_sparse(tmp_path / "w", narrow(rope_theta=5e6)), adopt_config=True))
+    spec = make_spec(made, tmp_path, prepare=False)
+    monkeypatch.setattr(identity, "build_identity", lambda spec, python: built(spec.shape))
+    monkeypatch.setattr(identity, "_missing_packages", lambda python: None)
+    check = check_identity(spec, made.config.path, adopted={"rope_theta": 5e6})
+    assert check.verdict == "pass"
+    assert check.reason.endswith(
+        "not the path's promise, adopted from the weights' config.json: rope_theta 5000000.0 (path: 1000000.0)"
+    )
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and no network."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def publish(cache: Path, shape: ModelShape, repository: str = "org/tiny") -> Path:
+    """Lay a model into the cache as the hub's library does: blobs, links to them below the commit, a branch."""
+    home = cache / ("models--" + repository.replace("/", "--"))
+    write_sparse(home / "blobs", shape)
+    snapshot = home / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+        (snapshot / file).symlink_to(f"../../blobs/{file}")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+def test_a_hub_id_is_found_in_the_cache_and_its_commit_recorded(tmp_path: Path, cache: Path) -> None:
+    snapshot = publish(cache, narrow())
+    for revision in (None, "main", COMMIT):
+        made = plan(tmp_path, init=pretrained("org/tiny", revision=revision))
+        refuse_impossible(made)
+        assert (made.initial.directory, made.initial.commit) == (snapshot, COMMIT)
+        assert made.initial.describe() == "weights from org/tiny at 0123456789ab"
+    record = make_manifest(made, run_name="", command=[], env={}, argv=[])["init"]
+    assert (record["repository"], record["commit"]) == ("org/tiny", COMMIT)
+    (snapshot / "model.safetensors").unlink()
+    assert describe_weights(plan(tmp_path, init=pretrained("org/tiny"))).verdict == "skipped"
+
+
+def test_a_hub_id_that_cannot_be_had_says_what_to_type(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path, init=pretrained("org/tiny", revision="v1"))
+    first, second = str(error.value).splitlines()
+    assert first.startswith("init.path=org/tiny init.revision=v1 is no directory here, not in the Hugging Face cache")
+    assert "hf download org/tiny --revision v1; or name a directory: init.path=DIR" in second
+
+
+def test_without_the_hubs_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="is not installed\n  pip install huggingface_hub, or name a directory"):
+        plan(tmp_path, init=pretrained("org/tiny"))
+
+
+def test_a_dry_run_downloads_nothing(tmp_path: Path, cache: Path) -> None:
+    made = plan(tmp_path, init=pretrained("org/tiny"), dry_run=True)
+    assert (made.initial.directory, made.initial.place) == (None, "org/tiny")
+    found = describe_weights(made)
+    assert (found.verdict, found.text) == (
+        "skipped",
+        "weights from org/tiny: not in the cache, downloaded when a run starts",
+    )
+
+
+def test_config_is_fetched_and_compared_before_the_weights(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a network: the small files first, gigabytes only for weights whose config.json fits."""
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+
+    def download(
+        repository: str, revision: str | None = None, local_files_only: bool = False, allow_patterns=()
+    ) -> str:
+        if local_files_only and not asked:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not there")
+        place = cache / COMMIT
+        if not local_files_only:
+            asked.append(list(allow_patterns))
+            place.mkdir(parents=True, exist_ok=True)
+            if "*.safetensors" in allow_patterns:
+                write_sparse(place, narrow())
+            else:
+                write_config(place, narrow())
+        return str(place)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    made = plan(tmp_path, init=pretrained("org/tiny"))
+    assert [("*.safetensors" in patterns) for patterns in asked] == [False]
+    refuse_impossible(made)
+    assert [("*.safetensors" in patterns) for patterns in asked] == [False, True]
+    assert json.loads((cache / COMMIT / "config.json").read_text())["hidden_size"] == 64
