@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?= +path=native_4b
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-faults lint bench ui clean-venv
+.PHONY: run test test-faults test-cluster cluster-tools server lint bench ui clean-venv
 
 run: $(STAMP)
 	@$(BIN)/python -m harness $(ARGS)
@@ -23,6 +23,19 @@ test-faults: $(STAMP)
 
 faults-of/%: $(STAMP)
 	$(BIN)/python -m pytest -q -m faults $*
+
+# Real Slurm and PostgreSQL, started and ended by the tests; what is missing they say.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -q -m cluster tests/cluster
+
+# As root on Debian or Ubuntu: what test-cluster starts. A cluster of yours has its own.
+cluster-tools: $(STAMP)
+	apt-get install -y --no-install-recommends slurm-wlm munge postgresql
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cluster]'
+
+# MLflow on PostgreSQL for many pilots at once, until Ctrl-C: make server SERVER='--host 0.0.0.0 --port 5000'
+server: $(STAMP)
+	@$(BIN)/python -m harness.server $(SERVER)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
