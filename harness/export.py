@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -41,6 +42,8 @@ def collect(dump: Path, step: int, run: Path) -> Path:
     made, export = dump / f"step-{step}", run / EXPORT
     shutil.rmtree(made / "sharded", ignore_errors=True)
     os.rename(made, export)
+    with contextlib.suppress(OSError):  # full states that were saved on the way stay
+        dump.rmdir()
     return export
 
 

@@ -25,6 +25,8 @@ from harness.watch import End
 from harness.weights_plan import EVIDENCE, reference_plan
 
 REPORT = "weights.json"
+MIN_ERRORS = 4.0
+"""Standard errors by which another RoPE base must be better to be named."""
 LOGIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Of reloaded against trained logits, relative to the largest of them."""
 
@@ -73,6 +75,7 @@ class Proof:
             self._beside = Beside(interrupted=self.interrupted)
         if self.plan.config.init.mode == "pretrained" or self.plan.config.checks.reference_loss == "always":
             found.append(self.reference_loss(first, finished))
+            found += self.rope_theta()
         if self.spec.checkpoint.export_last:
             found += self.exported() if finished else [Check("export_reload", SKIPPED, "the training did not finish")]
         if self.report:
@@ -125,6 +128,20 @@ class Proof:
         if difference <= tolerance:
             return Check(name, PASS, evidence, difference)
         return Check(name, FAIL, f"{evidence}; {self.blame(answer, first.loss)}", difference)
+
+    def rope_theta(self) -> list[Check]:
+        """Whether the given weights predict best with the RoPE base that their config.json says; only reported."""
+        thetas = (self.report.get("reference") or {}).get("thetas")
+        if thetas is None or self.plan.config.init.mode == "random":
+            return []
+        name, said = "rope_theta_of_weights", f"theta {thetas['said']:g} of config.json"
+        if thetas["errors"] < MIN_ERRORS:
+            return [Check(name, PASS, f"the weights predict no better with another than with {said}")]
+        evidence = (
+            f"the weights predict better with theta {thetas['theta']:g}, {thetas['loss']:.4f}, than with {said}, "
+        )
+        evidence += f"{self.report['reference']['loss']:.4f}: {thetas['errors']:.1f} standard errors"
+        return [judge(name, False, evidence, blocking=self.plan.config.checks.strict)]
 
     def _reference(self, observed: float, tolerance: float) -> dict[str, Any]:
         evidence = self.run.file(EVIDENCE)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.reference import mask_arguments
+from harness.batch_loss import mask_arguments
 from harness.weights import HEAD, read_tensors
 
 PROMPT = "The assert statement"

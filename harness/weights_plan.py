@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.batch_loss import HEAD_TOKENS
 from harness.export import refuse_copy
 from harness.plan import ConfigError, Plan
-from harness.reference import HEAD_TOKENS
 from harness.reload import ROOM
 from harness.titan.spec import EXPORT_DTYPES, CheckpointSpec
 
