@@ -13,7 +13,7 @@ import numpy as np
 from analysis import sources
 from analysis.comparison import Comparison, Request, compare
 from analysis.selection import Selector
-from analysis.synthetic import SyntheticRun, make_sweep, write_sweep
+from analysis.synthetic import Machine, SyntheticRun, make_sweep, write_sweep
 
 REQUEST = Request(baseline=Selector.parse(["kernel=baseline"]), candidate=Selector.parse(["kernel=nki_rope"]))
 NOT_COMPARABLE = "not comparable"
@@ -117,6 +117,25 @@ def _undeclared() -> list[SyntheticRun]:
     return runs
 
 
+def _other_changes() -> list[SyntheticRun]:
+    """Both arms at one commit, with other uncommitted changes."""
+    runs = make_sweep(seed=22)
+    for run in runs:
+        changes = "b" * 16 if run in candidates(runs) else "a" * 16
+        run.manifest["git"] |= {"dirty": True, "changes": changes}
+    return runs
+
+
+def _noisy(effect: float) -> Callable[[], list[SyntheticRun]]:
+    """A sweep of little spread, on a machine whose A/A runs differ by several percent."""
+
+    def make() -> list[SyntheticRun]:
+        identical = make_sweep(seed=23, experiment="aa", kernels=("baseline", "baseline"), machine=Machine(run_sd=0.03))
+        return [*make_sweep(seed=1, effect=effect), *identical]
+
+    return make
+
+
 def _rehearsal() -> list[SyntheticRun]:
     runs = make_sweep(seed=17)
     for run in candidates(runs):
@@ -169,6 +188,14 @@ CASES = (
     Case(truth="same speed, two kernels", runs=lambda: make_sweep(seed=1), throughput=NOT_FASTER),
     Case(truth="candidate 2 % slower", runs=lambda: make_sweep(seed=12, effect=-0.02), throughput=("slower",)),
     Case(truth="candidate 2 % faster", runs=lambda: make_sweep(seed=12, effect=0.02), throughput=("faster",)),
+    Case(
+        truth="same speed, identical arms differ by several percent",
+        runs=_noisy(0.0),
+        throughput=("unresolved",),
+        names="A/A runs of this machine differ by up to",
+    ),
+    Case(truth="2 % faster there", runs=_noisy(0.02), throughput=("unresolved",), names="A/A runs of this machine"),
+    Case(truth="30 % faster there", runs=_noisy(0.30), throughput=("faster",)),
     Case(truth="NaN loss at the first step", runs=_nan(slice(0, 1)), throughput=NOT_FASTER, loss=("different",)),
     Case(truth="NaN loss in the middle", runs=_nan(slice(20, 21)), throughput=NOT_FASTER, loss=("different",)),
     Case(
@@ -196,6 +223,7 @@ CASES = (
         truth="loss drifts away in the last quarter", runs=_late_divergence, throughput=NOT_FASTER, loss=("different",)
     ),
     Case(truth="another sequence length", runs=_undeclared, throughput=(NOT_COMPARABLE,), names="train.seq_len"),
+    Case(truth="other uncommitted changes", runs=_other_changes, throughput=(NOT_COMPARABLE,), names="git.changes"),
     Case(truth="rehearsal against full scale", runs=_rehearsal, throughput=(NOT_COMPARABLE,), names="rehearsal"),
     Case(
         truth="one pair only, 5 % faster",

@@ -18,7 +18,12 @@ IDENTICAL, SLEEP = TRUTHS
 
 def sweep(effect, sd=0.002, pairs=4):
     runs = make_sweep(
-        pairs=pairs, steps=12, seed=3, effect=effect, experiment="planted_sleep", machine=Machine(run_sd=sd, step_sd=sd, drift=0)
+        pairs=pairs,
+        steps=12,
+        seed=3,
+        effect=effect,
+        experiment="planted_sleep",
+        machine=Machine(run_sd=sd, step_sd=sd, drift=0),
     )
     for run in candidates(runs):
         run.config["train"]["flags"] = list(PLANTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import comparison, curves, gate
+from analysis.noise import Noise
 from analysis.selftest import CASES, run_case
 
 BY_TRUTH = {case.truth: case for case in CASES}
@@ -36,6 +37,10 @@ def no_curve_refusal(monkeypatch):
     monkeypatch.setattr(curves, "_refusal", nothing_refused)
 
 
+def no_floor(monkeypatch):
+    monkeypatch.setattr(comparison, "_noise", lambda found, runs: Noise())
+
+
 def one_window(monkeypatch):
     monkeypatch.setattr(curves, "WINDOWS", 1)
     monkeypatch.setattr(curves, "POINTWISE", 1e9)
@@ -50,6 +55,9 @@ def survivors_only(monkeypatch):
     [
         (no_gate, "another sequence length"),
         (no_gate, "rehearsal against full scale"),
+        (no_gate, "other uncommitted changes"),
+        (no_floor, "same speed, identical arms differ by several percent"),
+        (no_floor, "2 % faster there"),
         (no_leaving_out, "5 % faster, kernel never executed"),
         (no_leaving_out, "every step recompiles"),
         (no_copy_check, "one pair, copied eight times"),
