@@ -78,6 +78,8 @@ def relative(path: Path) -> str:
 
 
 def show_start(console: Console, plan: Plan, run: RunDir) -> None:
+    from harness.weights_plan import reference_plan
+
     config, train, shape = plan.config, plan.config.train, plan.shape
     experts = f", {shape.num_experts} experts top {shape.top_k}" if shape.is_moe else ""
     kind = "rehearsal on CPU, real training at narrow widths" if plan.rehearsal else "full scale"
@@ -88,6 +90,8 @@ def show_start(console: Console, plan: Plan, run: RunDir) -> None:
         f"{plan.tokens_per_step:,} tokens"
     )
     console.print(f"  {plan.initial.describe()}", markup=False)
+    if (reference := reference_plan(plan)).wanted:
+        console.print(f"  first loss compared with {reference.why}", markup=False)
     console.print(f"  {relative(run.path)}", style="dim", markup=False)
 
 
@@ -111,10 +115,27 @@ def show_end(console: Console, plan: Plan, run: RunDir) -> None:
     console.print(f", {verdicts.count('skipped')} skipped" if "skipped" in verdicts else "")
     for check in run.checks():
         if check["verdict"] == "fail":
-            console.print(f"  {check['name']}: {printable(check['evidence'])}", markup=False, style="red")
+            reports = not check.get("blocking", True)
+            line = f"  {check['name']}{' (only reported)' * reports}: {printable(check['evidence'])}"
+            console.print(line, markup=False, style="yellow" if reports else "red")
     console.print(f"record    {relative(run.path)}", markup=False)
+    show_export(console, plan, run)
     if plan.config.tracking.enabled:
         show_tracking(console, run)
+
+
+def show_export(console: Console, plan: Plan, run: RunDir) -> None:
+    """Where the trained weights lie; on a rented machine also that they go with it, unless a copy arrived elsewhere."""
+    from harness.weights_plan import saved_weights
+
+    places = saved_weights(run.path)
+    for place, size in places:
+        console.print(f"weights   {relative(place)}, {size / 1e9:,.2f} GB", markup=False)
+    copied = any(check["name"] == "export_copy" and check["verdict"] == "pass" for check in run.checks())
+    rented = plan.price_per_hour is not None or plan.config.platform.device in ("neuron", "cuda")
+    if places and rented and not copied:
+        line = "          they go with this instance when it ends: copy them now, or next time export.copy_to=URL"
+        console.print(line, style="yellow", markup=False)
 
 
 def show_tracking(console: Console, run: RunDir) -> None:

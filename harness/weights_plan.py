@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.batch_loss import HEAD_TOKENS
-from harness.export import refuse_copy
+from harness.export import EXPORT, refuse_copy
 from harness.plan import ConfigError, Plan
 from harness.reload import ROOM
 from harness.titan.spec import EXPORT_DTYPES, CheckpointSpec
@@ -51,13 +51,24 @@ def reference_plan(plan: Plan) -> ReferencePlan:
 
 
 def exports(plan: Plan) -> bool:
-    """Whether the last step is exported: as asked, else where a copy is asked for, and in a rehearsal."""
+    """Whether the last step is exported: as asked, else where a copy is asked for, and in a rehearsal.
+
+    An export takes the place of the last full state, so that it is not done unasked beside checkpoints of the user's.
+    """
     config = plan.config
     if config.launch.command:
         return False
     if config.export.enabled is not None:
         return config.export.enabled
-    return bool(config.export.copy_to) or plan.rehearsal
+    own_checkpoints = any(flag.lstrip("-").startswith("checkpoint.") for flag in config.train.flags)
+    return bool(config.export.copy_to) or (plan.rehearsal and not own_checkpoints)
+
+
+def saved_weights(run: Path) -> list[tuple[Path, int]]:
+    """Directories of a run that hold weights, each with its size in bytes."""
+    places = [run / EXPORT, *sorted((run / "dump").glob("*/step-*"))]
+    sizes = [(place, sum(file.stat().st_size for file in place.rglob("*") if file.is_file())) for place in places]
+    return [(place, size) for place, size in sizes if size]
 
 
 def checkpoint_spec(plan: Plan, run: Path) -> CheckpointSpec:
@@ -77,6 +88,10 @@ def checkpoint_spec(plan: Plan, run: Path) -> CheckpointSpec:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     reference, export = reference_plan(plan).wanted, exports(plan)
+    if export and any(flag.lstrip("-").startswith("checkpoint.folder") for flag in config.train.flags):
+        raise ConfigError(
+            "export.enabled=true needs torchtitan's own folder: leave --checkpoint.folder out of train.flags"
+        )
     return CheckpointSpec(
         initial_load_path=plan.initial.place,
         export_last=export,

@@ -20,7 +20,7 @@ from harness.shapes import ModelShape
 from harness.titan.assets import prepare_data, pydoc_corpus, transformers_config
 
 LAYERS, LENGTH, SEQUENCES = 2, 128, 8
-STEPS = {"dense": 300, "moe": 120}
+STEPS = {"dense": 200, "moe": 100}
 """What brings the loss well below that of random weights."""
 
 
