@@ -199,11 +199,11 @@ def test_order_line(tmp_path: Path) -> None:
 def test_the_comparison_to_type(tmp_path: Path) -> None:
     sweep = two_arms(tmp_path)
     where = f"--where sweep={sweep.id} --runs {tmp_path}"
-    assert comparison(sweep) == (
+    assert comparison(sweep, sweep.arms[1]) == (
         f"python -m analysis compare --baseline kernel=baseline --candidate kernel=nki_rope {where}"
     )
     same = two_arms(tmp_path, ("baseline", "baseline"))
-    assert f"--baseline sweep={same.id} --candidate sweep={same.id} --runs" in comparison(same)
+    assert f"--baseline sweep={same.id} --candidate sweep={same.id} --runs" in comparison(same, same.arms[1])
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
