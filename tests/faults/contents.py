@@ -14,7 +14,8 @@ from harness.rundir import RunDir
 
 def content(database: Path, run: RunDir) -> dict[str, Any]:
     """Status, name, times, params, tags, every point and every artifact's hash, of the one MLflow run of ``run``."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+    # Not read-only: what a killed server left half-written is rolled back by the next who opens the database.
+    with closing(sqlite3.connect(f"file:{database}?mode=rw", uri=True)) as connection:
         query = (
             "select r.run_uuid, r.status, r.name, r.start_time, r.end_time, r.artifact_uri, e.name from runs r "
             "join tags t using (run_uuid) join experiments e using (experiment_id) "

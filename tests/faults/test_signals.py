@@ -34,7 +34,7 @@ EXPORT = "train.flags=[--checkpoint.enable,--checkpoint.last_save_in_hf,--checkp
 
 
 def ranks_started(run: RunDir) -> bool:
-    return sorted(ranks_of(run)) == [0, 1]
+    return sorted(ranks_of(run)) == list(range(run.config()["platform"]["num_ranks"]))
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,13 @@ def to_rank(rank: int, number: signal.Signals) -> Callable[[Pilot, RunDir], None
 
 STALLS = ("launch.stall_s=10", "launch.compile_stall_s=60")
 """The longer one holds before the first step, which takes its time on a busy machine, and after the last."""
+ONE_RANK = ("platform.num_ranks=1",)
+"""Where more ranks would only cost time: SIGINT and SIGKILL of the harness show that all of them end."""
 FAULTS = {
     "SIGSTOP of a rank": Fault(to_rank(0, signal.SIGSTOP), "failed", 1, "stalled at step", STALLS),
     "SIGINT": Fault(to_harness(signal.SIGINT), "killed", 130, "SIGINT"),
-    "SIGTERM": Fault(to_harness(signal.SIGTERM), "killed", 143, "SIGTERM"),
-    "SIGINT twice": Fault(to_harness(signal.SIGINT, signal.SIGINT), "killed", 130, "SIGINT"),
+    "SIGTERM": Fault(to_harness(signal.SIGTERM), "killed", 143, "SIGTERM", ONE_RANK),
+    "SIGINT twice": Fault(to_harness(signal.SIGINT, signal.SIGINT), "killed", 130, "SIGINT", ONE_RANK),
     "SIGKILL of the harness": Fault(to_harness(signal.SIGKILL), "killed", -9, "vanished"),
     "SIGKILL of torchrun": Fault(
         lambda pilot, run: os.kill(torchrun_of(run), signal.SIGKILL), "failed", 1, "torchrun: killed by SIGKILL"
