@@ -34,7 +34,8 @@ EXPORT = "train.flags=[--checkpoint.enable,--checkpoint.last_save_in_hf,--checkp
 
 
 def ranks_started(run: RunDir) -> bool:
-    return sorted(ranks_of(run)) == list(range(run.config()["platform"]["num_ranks"]))
+    found = sorted(ranks_of(run))
+    return bool(found) and found == list(range(run.config()["platform"]["num_ranks"]))
 
 
 @dataclass(frozen=True)
