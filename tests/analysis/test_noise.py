@@ -47,7 +47,10 @@ def test_equality_is_not_claimed_where_identical_arms_differ_by_more(tmp_path):
     assert told.replace("|", "") in to_markdown(found)
     assert tags(found)["verdict/throughput"] == "unresolved"
     assert dict(metrics(found))["delta/throughput/noise_floor"] == effect.floor
-    assert to_data(found)["noise"]["pairs"] == 6
+    data = to_data(found)
+    assert data["noise"]["pairs"] == 6
+    assert data["quantities"]["throughput"]["margin"] == pytest.approx(effect.floor)
+    assert data["quantities"]["throughput"]["asked_margin"] == 0.01
     assert 'class="band floor"' in to_html(found)
 
 
