@@ -23,13 +23,15 @@ from typing import Any
 from harness.launch import dying_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
-OFFLINE = {
+ALONE = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Nothing is fetched: what is tested is what lies in the directory."""
+"""On the CPU alone, away from the accelerator; and nothing is fetched: what is tested is what lies in the directory."""
 POLL_S = 0.2
 
 
@@ -50,7 +52,7 @@ class Beside:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | OFFLINE | {"PYTHONPATH": search},
+            env=os.environ | ALONE | {"PYTHONPATH": search},
             start_new_session=True,  # a Ctrl-C is for the harness, which then closes this process
             preexec_fn=dying_with_parent(),
         )

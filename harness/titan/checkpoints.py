@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.components.checkpointer.dcp import AsyncMode
 from torchtitan.tools.logging import logger
 
 from harness.titan import rope
@@ -61,7 +60,8 @@ class PilotCheckpointManager(CheckpointManager):
             describe_start(self._model, self._evidence / START)
             if self._keep_initial:
                 path = str(self._evidence / INITIAL)
-                self.dcp_save(self.states["model"].state_dict(), path, AsyncMode.DISABLED, to_hf=True)
+                at_once = type(self.async_mode)("disabled")
+                self.dcp_save(self.states["model"].state_dict(), path, at_once, to_hf=True)
             if self.last_save_in_hf:
                 self._remember_first_call()
         return loaded
