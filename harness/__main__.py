@@ -133,7 +133,7 @@ class Application:
 
         schema.register()
         sweeper.register()
-        launcher.register(self.take)
+        launcher.register(self.take, self.interrupts.received)
         sweep_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         OmegaConf.register_new_resolver("sweep_id", lambda: sweep_id, replace=True)
         wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"

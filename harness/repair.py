@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from harness import rundir
+from harness import rundir, slurm
 from harness.launch import processes_of
 from harness.logs import Row, read_files
 from harness.rundir import RunDir, Status, claimed, is_alive, now
@@ -23,7 +23,8 @@ TORCHRUN_LOGS, TRACKING_LOG, RESERVE = "ranks", "tracking.log", ".reserve"
 def repair(run: RunDir) -> Status | None:
     """Mark a run whose recording process is gone as killed; return the new status, or None if there was nothing to do.
 
-    A process on another host cannot be seen from here, so such a run is left alone.
+    A process on another host cannot be seen from here, so such a run is left alone, unless Slurm says that its job is
+    over.
     """
     if not _vanished(run):
         return None
@@ -36,16 +37,34 @@ def repair(run: RunDir) -> Status | None:
             file.unlink(missing_ok=True)
         tidy(run)
         recover(run)
-        reason = f"the harness process {status.pid} vanished (killed, or a restart) while {status.phase or 'starting'}"
-        repaired = replace(status, state=rundir.KILLED, reason=reason, ended=now())
+        state, reason = _what_happened(status)
+        repaired = replace(status, state=state, reason=reason, ended=now())
         run.write_status(repaired)
         return repaired
 
 
 def _vanished(run: RunDir) -> bool:
     status = run.status()
-    here = status is not None and status.state == rundir.RUNNING and status.host == socket.gethostname()
-    return here and not is_alive(status)
+    if status is None or status.state != rundir.RUNNING:
+        return False
+    if status.host == socket.gethostname():
+        return not is_alive(status)
+    return (job := _job_of(status)) is not None and job.ended
+
+
+def _job_of(status: Status) -> slurm.JobState | None:
+    return slurm.job_state(status.job) if status.job else None
+
+
+def _what_happened(status: Status) -> tuple[str, str]:
+    """State and reason of a run whose recording process is gone."""
+    job, during = _job_of(status), status.phase or "starting"
+    if job is not None and job.ended:
+        bad = slurm.bad_nodes(job.nodes)
+        nodes = f", {', '.join(f'{name} is {state}' for name, state in bad.items())}" if bad else ""
+        said = f"Slurm job {status.job} is over ({job.state}{nodes}), its pilot ended without a word while {during}"
+        return (rundir.FAILED if bad or job.state == "NODE_FAIL" else rundir.KILLED), said
+    return rundir.KILLED, f"the harness process {status.pid} vanished (killed, or a restart) while {during}"
 
 
 def end_processes(run_id: str) -> list[int]:

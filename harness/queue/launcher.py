@@ -30,6 +30,8 @@ PLUGIN = "hydra_plugins.titan_pilot_queue"
 """Name of this module for Hydra (``register``)."""
 Listener: TypeAlias = "Callable[[Outcome, bool], None]"
 _listeners: list[Listener] = []
+_received: list[signal.Signals] = []
+"""Signals that have come, kept by the application."""
 
 
 class SlurmLauncher(Launcher):
@@ -114,10 +116,14 @@ class SlurmLauncher(Launcher):
 
 
 def _cancel(jobs: Sequence[Submitted], console: Console) -> None:
-    """Ask whether the jobs are to be cancelled; without a terminal, nobody can be asked and they are."""
+    """Ask whether the jobs are to be cancelled. Without a terminal nobody can be asked and they are; after a connection
+    was lost they stay."""
     known = slurm.own_jobs() or {}
     left = [job.job_id for job in jobs if not ((state := known.get(job.job_id)) and state.ended)]
-    if left and sys.stdin.isatty() and not _yes(f"cancel {len(left)} job{'s' * (len(left) > 1)}? [Y/n] "):
+    leave = _received[:1] == [signal.SIGHUP]
+    if left and not leave and sys.stdin.isatty():
+        leave = not _yes(f"cancel {len(left)} job{'s' * (len(left) > 1)}? [Y/n] ")
+    if leave:
         console.print(f"left in the queue: {' '.join(left)}; `python -m harness.queue status` shows them")
     elif slurm.cancel(left):
         console.print(f"cancelled: {' '.join(left) or 'nothing was left'}")
@@ -138,9 +144,10 @@ def _yes(question: str) -> bool:
         signal.signal(signal.SIGINT, before)
 
 
-def register(listen: Listener) -> None:
+def register(listen: Listener, received: list[signal.Signals]) -> None:
     """Make the launcher known to Hydra, which looks for plugins in one namespace only, and tell ``listen`` of each
-    outcome, and whether it belongs to an interleaved sweep."""
+    outcome, and whether it belongs to an interleaved sweep. ``received``: the signals that come."""
+    global _received
     from hydra.core.plugins import Plugins
 
     namespace, _, name = PLUGIN.partition(".")
@@ -152,4 +159,5 @@ def register(listen: Listener) -> None:
     sys.modules[PLUGIN] = sys.modules[__name__]
     setattr(package, name, sys.modules[__name__])
     _listeners[:] = [listen]
+    _received = received
     Plugins.instance().register(SlurmLauncher)
