@@ -20,10 +20,15 @@ class Sleeper:
     """Sleeps for ``SHARE`` of the median time between the end of its last sleep and now, which is a step without it."""
 
     def __init__(self) -> None:
+        self.optimizer: object = None
         self.steps: list[float] = []
         self.ended: float | None = None
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, optimizer: object, *_: object) -> None:
+        # torchtitan's container of optimizers is one itself: its step, right after that of its member, is not another.
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is not self.optimizer:
+            return
         now = time.perf_counter()
         if self.ended is not None:
             self.steps.append(now - self.ended)

@@ -76,7 +76,7 @@ def test_what_is_swept_is_what_is_selected():
 
 @pytest.mark.titan
 def test_the_sleep_is_a_tenth_of_a_step(monkeypatch):
-    """Steps of 100 ms on a clock of ours: the sleep never counts itself."""
+    """Steps of 100 ms on a clock of ours: the sleep never counts itself, nor the container's step after its member's."""
     pytest.importorskip("torchtitan")
     from harness.titan import cpu
 
@@ -91,9 +91,10 @@ def test_the_sleep_is_a_tenth_of_a_step(monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    sleeper = Sleeper()
+    sleeper, member, container = Sleeper(), object(), object()
     for _ in range(20):
         clock[0] += 0.1
-        sleeper()
+        sleeper(member, (), {})
+        sleeper(container, (), {})
     assert len(slept) == 17
     assert np.allclose(slept, 0.01)
