@@ -27,8 +27,8 @@ PLANTED = ("--override.imports", "harness.titan.planted_sleep.sleeps")
 TRUE_CHANGE = 1 / 1.1 - 1
 REPLICATES = 4
 """Even, so that a steady drift of the machine cancels."""
-# Nothing compiles here, so that the simple rule for warm-up holds; the one that looks at the numbers would leave out runs
-# of a machine that others use.
+# Nothing compiles here, so that the simple rule for warm-up holds; the one that looks at the numbers would leave out
+# runs of a machine that others use.
 SMALL = (
     "+path=native_4b", "hydra/sweeper=interleaved", f"replicates={REPLICATES}", "platform=cpu", "platform.num_ranks=1",
     "scale.num_layers=4", "train.steps=40", "tracking=off", "sampling.enabled=false",
