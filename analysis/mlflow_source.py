@@ -49,6 +49,7 @@ PARAMS = {
 TAGS = {
     "git_commit": "git.commit",
     "git_dirty": "git.dirty",
+    "git_changes": "git.changes",
     "hostname": "hardware.hostname",
     "instance_type": "hardware.instance_type",
 }
