@@ -71,7 +71,7 @@ def describe_weights(plan: Plan) -> Finding:
     if initial.repository and hub.cached(initial.repository, init.revision, whole=True) is None:
         return Finding("skipped", "weights", f"{initial.describe()}: not in the cache, downloaded when a run starts")
     refuse_wrong_weights(plan)
-    dtype = f", stored in {initial.dtype}, trained in float32" if initial.dtype not in (None, "float32") else ""
+    dtype = f", stored in {initial.dtype}, kept in float32" if initial.dtype not in (None, "float32") else ""
     return Finding("ok", "weights", f"{initial.describe()}: config.json and all keys fit{dtype}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from harness.data import DataConfig
 from harness.identity import Identity, check_identity, mismatches
 from harness.logs import Event
 from harness.manifest import make_manifest
-from harness.paths import load_path
+from harness.paths import load_path as read_path
 from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import describe_weights, refuse_impossible
 from harness.schema import InitConfig, PilotConfig, PlatformConfig, TrainConfig
@@ -22,6 +23,7 @@ from harness.shapes import ModelShape
 from tests.weights.checkpoints import write_config, write_sparse
 from tests.weights.test_old_checkpoints import plant
 
+load_path = functools.cache(read_path)
 CPU = PlatformConfig(name="cpu", device="cpu")
 TRN2 = PlatformConfig(name="trn2_48xlarge", device="neuron", chip="trn2", num_ranks=64, num_chips=16, lnc=2)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
