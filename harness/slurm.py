@@ -158,7 +158,17 @@ def why_signalled(job_id: str) -> tuple[str, str]:
     if bad:
         name, state = next(iter(bad.items()))
         return f"Slurm says {state} of it", name
-    return IN_WORDS.get(job.state, ""), ""
+    state = base_state(job_id) if job.state == "COMPLETING" else job.state
+    return IN_WORDS.get(state, ""), ""
+
+
+def base_state(job_id: str) -> str:
+    """What becomes of a job whose processes are being ended: both commands only show COMPLETING, but squeue selects by
+    what is behind that. Empty if it is none of ``IN_WORDS``."""
+    for state in IN_WORDS:
+        if (ask("squeue", "--noheader", f"--job={job_id}", f"--states={state}", "--format=%i") or "").strip():
+            return state
+    return ""
 
 
 def cancel(job_ids: Sequence[str]) -> bool:

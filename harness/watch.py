@@ -75,6 +75,12 @@ class Watchdog:
         overdue = time.monotonic() - self._terminated_at > self._limits.grace_s
         return "kill" if overdue or len(self._interrupts.received) > 1 else None
 
+    def ended(self, exit_code: int | None) -> None:
+        """The training has ended by itself, or by the signal that came to everybody (Slurm), before it was passed on."""
+        if exit_code != 0 and self._interrupts.received and not self.cause:
+            self.interrupt = self._interrupts.received[0]
+            self.end(self.interrupt.name)
+
     def end(self, cause: str) -> None:
         """Ask for an orderly end; the first cause counts."""
         self.cause = self.cause or cause
@@ -126,6 +132,7 @@ def watch(
     finally:
         if not watchdog.cause:
             processes.wait(QUIET_AFTER_EXIT_S)
+            watchdog.ended(processes.exit_code)
         left_over = processes.kill()
         while chunks := processes.read(0.0):
             for rank, data in chunks:
