@@ -76,7 +76,7 @@ class Watchdog:
         return "kill" if overdue or len(self._interrupts.received) > 1 else None
 
     def ended(self, exit_code: int | None) -> None:
-        """The training has ended by itself, or by the signal that came to everybody (Slurm), before it was passed on."""
+        """The training has ended by itself, or by a signal that came to all processes (Slurm)."""
         if exit_code != 0 and self._interrupts.received and not self.cause:
             self.interrupt = self._interrupts.received[0]
             self.end(self.interrupt.name)
