@@ -125,7 +125,7 @@ class Proof:
         difference = abs(answer["loss"] - first.loss)
         evidence = f"{first.loss:.5f}, plain Transformers {answer['loss']:.5f} in float32 on the same"
         evidence += f" {answer['tokens']:,} tokens: {difference:.2g} apart, at most {said}"
-        if difference <= tolerance:
+        if difference <= tolerance and not answer["measured"]:
             return Check(name, PASS, evidence, difference)
         return Check(name, FAIL, f"{evidence}; {self.blame(answer, first.loss)}", difference)
 
@@ -167,11 +167,11 @@ class Proof:
 
     def blame(self, answer: dict[str, Any], observed: float) -> str:
         """Which suspects fit, in words; names what cannot be reproduced but was seen."""
-        fits = [f"{suspect['name']} ({suspect['detail']})" for suspect in answer["suspects"] if suspect["fits"]]
+        fits = [f"{name} ({detail})" for name, detail in answer["measured"]]
+        again = [f"{suspect['name']} ({suspect['detail']})" for suspect in answer["suspects"] if suspect["fits"]]
+        fits += [item for item in again if item not in fits]
         if answer["missing"]:
             fits.append(f"missing_keys ({len(answer['missing'])}, e.g. {answer['missing'][0]})")
-        if self.plan.shape.tied and (answer["head_difference"] or 0) > 0:
-            fits.append(f"tied_head (the training's head is {answer['head_difference']:.2g} away from its embedding)")
         transformers = self.plan.config.path.backend == "transformers"
         if self.spec.checkpoint.initial_load_path and observed in random_band(
             self.plan.shape, transformers=transformers

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.batch_loss import read_batch, token_losses
-from harness.suspects import Suspect, compare_thetas, suspected
+from harness.suspects import Suspect, compare_thetas, measured, suspected
 
 THETAS_IF_S = 30.0
 """The other bases are tried only where loading and the reference itself took no longer."""
@@ -31,7 +31,7 @@ def reference_losses(
 
     Returns:
         loss, tokens, seconds, missing (keys), thetas (:func:`compare_thetas`, None where that would take long),
-        head_difference (the training's, None if unknown), and suspects (name,
+        measured (name and detail of what is wrong by itself in what the training left), and suspects (name,
         detail, loss, fits), those that fit first; empty where the losses agree within ``tolerance``.
     """
     import torch
@@ -52,7 +52,7 @@ def reference_losses(
         "tokens": batch.counted,
         "thetas": compare_thetas(model, batch, losses, masked) if passed <= THETAS_IF_S else None,
         "missing": sorted(info["missing_keys"]),
-        "head_difference": evidence.get("head_difference"),
+        "measured": measured(model, evidence),
         "suspects": [asdict(suspect) for suspect in sorted(suspects, key=lambda suspect: not suspect.fits)],
         "seconds": round(time.monotonic() - began, 2),
     }

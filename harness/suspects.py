@@ -79,18 +79,33 @@ def suspected(
     return found
 
 
+def measured(model: Any, evidence: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with the training's own tables and tying by themselves, whatever the loss: names and details.
+
+    A short batch may hide it: with few and near tokens another RoPE base can cost less than the tolerance.
+    """
+    theta, found = model.config.rope_parameters["rope_theta"], []
+    if (frequencies := _own_frequencies(evidence)) is not None:
+        found.append(describe_table(frequencies, theta))
+    if model.config.tie_word_embeddings and (distance := evidence.get("head_difference", 0.0)) > 0:
+        found.append(("tied_head", f"the training's head is {distance:.2g} away from its embedding"))
+    return [item for item in found if item is not None]
+
+
+def _own_frequencies(evidence: dict[str, Any]) -> Any | None:
+    if "cosine_sine" in evidence:
+        return _frequencies_of(evidence["cosine_sine"])
+    return evidence.get("inverse_frequencies")
+
+
 def _rope_suspicions(model: Any, evidence: dict[str, Any]) -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
     """The training's own table, the bases of published models, and no rotation at all."""
     rotary = model.model.rotary_emb
     theta = model.config.rope_parameters["rope_theta"]
-    if "inverse_frequencies" in evidence:
-        own = evidence["inverse_frequencies"]
-        if (described := describe_table(own, theta)) is not None:
-            yield (*described, _frequencies(rotary, own))
-    elif "cosine_sine" in evidence:
-        own = evidence["cosine_sine"]
-        if (described := describe_table(_frequencies_of(own), theta)) is not None:
-            yield (*described, _table(rotary, own))
+    own = _own_frequencies(evidence)
+    if own is not None and (described := describe_table(own, theta)) is not None:
+        table = evidence.get("cosine_sine")
+        yield (*described, _frequencies(rotary, own) if table is None else _table(rotary, table))
     for other in THETAS:
         if other != theta:
             detail = f"theta {other:g} instead of config.json's {theta:g}"

@@ -61,11 +61,11 @@ class Pilot:
 
 
 def planned(
-    name: str, folder: Path, init: Path | None, *, sequences: int = 2, **changes: Any
+    name: str, folder: Path, init: Path | None, *, sequences: int = 2, theta: float = 5e6, **changes: Any
 ) -> tuple[Plan, TitanSpec, RunDir]:
     """Plan and spec of a rehearsal with 2 layers on one rank; native_4b with the RoPE base of the published model."""
     path = load_path(name)
-    path.published.rope_theta = 1e6 if name == "moe_nki" else 5e6
+    path.published.rope_theta = 1e6 if name == "moe_nki" else theta
     train = TrainConfig(steps=changes.pop("steps", 2), local_batch_size=2, global_batch_size=sequences)
     train = dataclasses.replace(train, **changes.pop("train", {}))
     config = PilotConfig(
