@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 NOTE, ARM_TAG, LINK_TAG = "mlflow.note.content", "arm", "comparison"
 SUFFIX = " comparisons"
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens as training runs, as the members' experiment does."""
 MARK = "Latest comparison: "
 """Begins the description that we may replace; one that a person wrote stays."""
 MAX_NOTE, MAX_TAG = 8000, 2000
@@ -139,7 +141,7 @@ def _curves(comparison: Comparison) -> list[tuple[str, CurveVerdict]]:
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     """The experiment's id; it is made where there is none."""
     found = client.get_experiment_by_name(name)
-    return found.experiment_id if found else client.create_experiment(name, artifact_location(uri))
+    return found.experiment_id if found else client.create_experiment(name, artifact_location(uri), tags=KIND)
 
 
 def _parent(client: MlflowClient, experiment_id: str, comparison: Comparison) -> str:
@@ -147,8 +149,7 @@ def _parent(client: MlflowClient, experiment_id: str, comparison: Comparison) ->
     found = client.search_runs([experiment_id], filter_string=f"tags.{COMPARISON_TAG} = '{mark}'", max_results=1)
     if found:
         return found[0].info.run_id
-    baseline, candidate = wording.arm_names(comparison)
-    name = f"{candidate} against {baseline}"
+    name = text.encodable(wording.title(comparison))
     return client.create_run(experiment_id, run_name=name[:250], tags={COMPARISON_TAG: mark}).info.run_id
 
 

@@ -38,7 +38,7 @@ def context(comparison: Comparison) -> dict[str, Any]:
     """What the template shows; plots are marked as safe, since ``analysis.svg`` escapes, all else is escaped there."""
     baseline, candidate = wording.arm_names(comparison)
     return {
-        "title": f"{candidate} against {baseline}",
+        "title": wording.title(comparison),
         "subtitle": _subtitle(comparison),
         "rehearsal": wording.REHEARSAL if comparison.rehearsal else "",
         "headline": wording.verdict(comparison),

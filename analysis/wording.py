@@ -39,6 +39,13 @@ def _name(own: Selector, other: Selector) -> str:
     return " ".join(f"{key}={value}" for key, value in different) or str(own)
 
 
+def title(comparison: Comparison) -> str:
+    """What is compared, in a few words."""
+    baseline, candidate = arm_names(comparison)
+    identical = comparison.request.identical
+    return f"A/A: {comparison.request.baseline}" if identical else f"{candidate} against {baseline}"
+
+
 def headline(comparison: Comparison) -> str:
     """The verdict, and for a rehearsal what it does not say."""
     return f"{verdict(comparison)} {REHEARSAL}" if comparison.rehearsal else verdict(comparison)

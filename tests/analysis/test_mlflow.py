@@ -124,6 +124,8 @@ def test_the_parent_run_carries_the_conclusion(fresh):
     effect = comparison.effect("throughput")
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "nki_rope against baseline"
+    assert run.data.tags["conclusion"].startswith("nki_rope is faster than baseline by")
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert run.data.metrics["delta/throughput/ratio"] == pytest.approx(effect.ratio)
     assert run.data.metrics["delta/throughput/low"] == pytest.approx(effect.low)
     assert run.data.metrics["delta/throughput/high"] == pytest.approx(effect.high)

@@ -78,6 +78,14 @@ def test_the_page_says_it_all(tmp_path):
     tags(page)
 
 
+def test_an_a_a_comparison_is_called_one(tmp_path):
+    from tests.analysis.sweeps import AA
+
+    runs = make_sweep(pairs=4, steps=STEPS, experiment="aa", kernels=("baseline", "baseline"))
+    found = comparison(tmp_path, runs, baseline=AA, candidate=AA)
+    assert "<h1>A/A: experiment=aa</h1>" in to_html(found)
+
+
 def test_nothing_is_loaded_from_elsewhere(tmp_path):
     page = to_html(comparison(tmp_path))
     assert not re.search(r"""(src|href|action)\s*=|url\(|@import|https?://""", page)
