@@ -13,9 +13,10 @@ from harness.identity import check_identity, promise_mismatches
 from harness.initial import refuse_wrong_keys
 from harness.manifest import versions
 from harness.plan import TESTED_ON_TRAINIUM, ConfigError, Plan
+from harness.privacy import redact_text
 from harness.terminal import show_dry_run
 from harness.training import command, environment, make_spec
-from harness.weights_plan import exports
+from harness.weights_plan import exports, reference_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,6 +161,17 @@ def describe_layout(plan: Plan) -> Finding:
     return Finding("ok", "layout", text)
 
 
+def describe_proof(plan: Plan) -> Finding:
+    """What will be shown of the weights: the first loss against plain Transformers, the export loaded again."""
+    reference, copy = reference_plan(plan), plan.config.export.copy_to
+    loss = f"first loss against {reference.why}" if reference.wanted else f"no reference loss: {reference.why}"
+    where = f", copied to {redact_text(copy)}" if copy else ""
+    export = (
+        f"last step exported in {plan.config.export.dtype} and loaded again{where}" if exports(plan) else "no export"
+    )
+    return Finding("ok", "proof", f"{loss}; {export}")
+
+
 def dry_run(plan: Plan, console: Console) -> int:
     """Show command, environment, identity and preflight; start nothing. Returns the exit code.
 
@@ -174,6 +186,7 @@ def dry_run(plan: Plan, console: Console) -> int:
         describe_layout(plan),
         Finding({"pass": "ok", "fail": "error"}.get(identity.verdict, "skipped"), "identity", identity.reason),
         describe_weights(plan),
+        describe_proof(plan),
         check_versions(plan),
         check_disk(plan),
     ]
