@@ -125,13 +125,13 @@ def verdict(found: Comparison) -> str:
     if found.equal:
         largest = f", largest difference {found.max_abs_diff:.3g}" if found.max_abs_diff else ""
         return f"equal: {compared:,} tensors{within}{largest}"
-    broken = [item.name for item in found.different if any(item.distance.nonfinite)]
-    if broken:
-        return f"different: values that are not finite in {some(broken)}"
     if not compared:
         return "different: no tensor could be compared"
-    largest = f", by {found.max_abs_diff:.3g} at most" if apart else ""
-    return f"different: {apart:,} of {compared:,} compared tensors{within}{largest}"
+    finite = [item.distance.max_abs for item in found.different if not any(item.distance.nonfinite)]
+    broken = [item.name for item in found.different if any(item.distance.nonfinite)]
+    largest = f", by {max(finite):.3g} at most" if finite else ""
+    bad = f"; not finite: {some(broken)}" if broken else ""
+    return f"different: {apart:,} of {compared:,} compared tensors{within}{largest}{bad}"
 
 
 def _table(items: list[TensorDiff]):
