@@ -42,6 +42,7 @@ __all__ = ["BeingSent", "Sent", "Tracker", "connect", "default_uri"]
 
 MLFLOW_STATUS = {rundir.FINISHED: "FINISHED", rundir.FAILED: "FAILED", rundir.KILLED: "KILLED"}
 BATCH = 1000  # MLflow's limit for the metrics of one request
+SAMPLES_AT_ONCE = 100
 TRIES, QUICK_S = 3, 10.0
 """A request that fails within this time is tried again at once: a connection dropped, not a server that hangs."""
 CLAIM_S = 3.0
@@ -228,7 +229,7 @@ class Tracker:
             self._waiting += samples
         certain = len(self._waiting) if ended else self._clock.certain(self._waiting)
         samples, self._waiting = self._waiting[:certain], self._waiting[certain:]
-        for part in _chunks(samples[max(0, self.sent.samples - self._samples_read) :], 20):
+        for part in _chunks(samples[max(0, self.sent.samples - self._samples_read) :], SAMPLES_AT_ONCE):
             self._log(point for sample in part for point in sample_points(sample, self._clock.at(sample)))
             self.sent.samples += len(part)
             self._save(error="")
