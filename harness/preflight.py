@@ -95,15 +95,15 @@ def checkpoint_bytes(plan: Plan) -> int:
     A full state is parameters and AdamW's two moments in float32; of several, keep_latest_k (10 by default) stay.
     """
     flags, params = plan.config.train.flags, plan.shape.num_params()
-    if exports(plan):  # torchtitan writes shards first and then puts them together
-        return 2 * BYTES_PER_PARAM * params
+    initial = reference_plan(plan).wanted and plan.config.init.mode == "random"
+    own = (exports(plan) + initial) * 2 * BYTES_PER_PARAM * params  # shards first, which are then put together
     if not _flag(flags, "checkpoint.enable") or _flag(flags, "checkpoint.load_only"):
-        return 0
+        return own
     interval = _number(flags, "checkpoint.interval", 500)
     kept = _number(flags, "checkpoint.keep_latest_k", 10) or plan.config.train.steps
     full_states = min(-(-plan.config.train.steps // max(1, interval)), kept)
     export = BYTES_PER_PARAM if _flag(flags, "checkpoint.last_save_in_hf") else 0
-    return params * (full_states * BYTES_PER_STATE + export)
+    return own + params * (full_states * BYTES_PER_STATE + export)
 
 
 def _flag(flags: list[str], name: str) -> bool:
@@ -166,10 +166,8 @@ def describe_proof(plan: Plan) -> Finding:
     reference, copy = reference_plan(plan), plan.config.export.copy_to
     loss = f"first loss against {reference.why}" if reference.wanted else f"no reference loss: {reference.why}"
     where = f", copied to {redact_text(copy)}" if copy else ""
-    export = (
-        f"last step exported in {plan.config.export.dtype} and loaded again{where}" if exports(plan) else "no export"
-    )
-    return Finding("ok", "proof", f"{loss}; {export}")
+    kept = f"last step exported in {plan.config.export.dtype} and loaded again{where}"
+    return Finding("ok", "proof", f"{loss}; {kept if exports(plan) else 'no export'}")
 
 
 def dry_run(plan: Plan, console: Console) -> int:
