@@ -50,7 +50,7 @@ class Proof:
     def get_ready(self, rows: Sequence[Row]) -> None:
         """Start the process once the last step is logged; called every second while training."""
         last = self.spec.steps // self.spec.log_freq * self.spec.log_freq
-        if self.needs_process and self._beside is None and rows and rows[-1].step >= last:
+        if self.needs_process and self._beside is None and last and rows and rows[-1].step >= last:
             self._beside = Beside(interrupted=self.interrupted)
 
     def alongside(self, look: Callable[[], str], rows: Sequence[Row]) -> Callable[[], str]:
