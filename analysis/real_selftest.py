@@ -31,7 +31,7 @@ REPLICATES = 4
 # runs of a machine that others use.
 SMALL = (
     "+path=native_4b", "hydra/sweeper=interleaved", f"replicates={REPLICATES}", "platform=cpu", "platform.num_ranks=1",
-    "scale.num_layers=4", "train.steps=40", "tracking=off", "sampling.enabled=false",
+    "scale.num_layers=4", "train.steps=40", "tracking=off", "sampling.enabled=false", "export.enabled=false",
     "phases=skip_first", "phases.skip=5",
 )  # fmt: skip
 RIGHT, WRONG, TOO_NOISY = 0, 1, 3
