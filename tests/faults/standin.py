@@ -44,7 +44,7 @@ def rank(steps: int, pause: float) -> None:
         say(line(text), choose)
     for step in range(1, steps + 1):
         time.sleep(pause)
-        loss, tps = 7.6 - 0.03 * step + choose.uniform(-0.1, 0.1), choose.randint(900, 9000)
+        loss, tps = 7.6 / (1 + 0.004 * step) + choose.uniform(-0.1, 0.1), choose.randint(900, 9000)
         say(line(STEP.format(step=step, loss=loss, norm=choose.uniform(0.5, 1.2), tps=tps)), choose)
     time.sleep(pause)
     for text in TAIL.splitlines(keepends=True):
