@@ -113,7 +113,7 @@ def test_a_config_that_lies_about_theta_is_seen_though_everything_agrees(
 ) -> None:
     """config.json, spec and reference say 1e6, but the weights were trained with 5e6."""
     lying = edited(published, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    plan, changed, run = planned("native_4b", folder, lying, theta=1e6, steps=1, sequences=16)
+    plan, changed, run = planned("native_4b", folder, lying, theta=1e6, steps=1, sequences=64)
     checks = proved(plan, changed, run, train(changed), beside)
     assert checks[REFERENCE].verdict == "pass"
     verdict, evidence = checks["rope_theta_of_weights"].verdict, checks["rope_theta_of_weights"].evidence
