@@ -43,6 +43,18 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match, place in found if any((place / mark).is_file() for mark in MARKS))
 
 
+def is_model_only(place: Path) -> bool:
+    """Whether a step has no state of the data loader, without which torchtitan cannot go on from it.
+
+    Its last step is saved so unless --checkpoint.no-last-save-model-only is given. The names of what a step holds stand
+    in its metadata (a pickle, which is searched and not loaded).
+    """
+    try:
+        return b"dataloader" not in (place / MARKS[0]).read_bytes()
+    except OSError:  # safetensors only
+        return True
+
+
 def step_to_resume(options: Sequence[str], dump: Path, *, resume: bool) -> int | None:
     """The step that training goes on from; None for a training from the beginning.
 
@@ -69,4 +81,9 @@ def step_to_resume(options: Sequence[str], dump: Path, *, resume: bool) -> int |
     step = steps[-1] if wanted == "-1" else int(wanted) if wanted.isdigit() else None
     if step not in steps:
         raise ValueError(f"--checkpoint.load_step={printable(wanted)}: {shown} holds step {', '.join(map(str, steps))}")
+    if folder is not None and is_model_only(folder / f"step-{step}"):
+        raise ValueError(
+            f"resume=true, but step {step} in {shown} holds the model alone, as torchtitan saves its last step\n"
+            "  resume an earlier one with --checkpoint.load_step, or save with --checkpoint.no-last-save-model-only"
+        )
     return step

@@ -14,7 +14,7 @@ def plant(dump: Path, *steps: int, mark: str = ".metadata") -> list[str]:
     """Old checkpoints below ``dump``; the options that lead torchtitan there."""
     for step in steps:
         (dump / "checkpoint" / f"step-{step}").mkdir(parents=True)
-        (dump / "checkpoint" / f"step-{step}" / mark).touch()
+        (dump / "checkpoint" / f"step-{step}" / mark).write_bytes(b"optimizer dataloader.dp_rank_0")
     return ["--checkpoint.enable", "--dump_folder", str(dump)]
 
 
@@ -23,7 +23,15 @@ def test_an_old_checkpoint_is_refused_and_named(tmp_path: Path, mark: str) -> No
     options = plant(tmp_path / "dump", 5, 10, mark=mark)
     with pytest.raises(ValueError, match=r"already holds checkpoints \(step 5, 10\): .* go on from step 10"):
         step_to_resume(options, tmp_path / "own", resume=False)
+
+
+def test_a_step_to_go_on_from(tmp_path: Path) -> None:
+    options = plant(tmp_path / "dump", 5, 10)
     assert step_to_resume(options, tmp_path / "own", resume=True) == 10
+    assert step_to_resume([*options, "--checkpoint.load_step=5"], tmp_path / "own", resume=True) == 5
+    (tmp_path / "dump" / "checkpoint" / "step-10" / ".metadata").write_bytes(b"model weights")
+    with pytest.raises(ValueError, match="step 10 in .* holds the model alone"):
+        step_to_resume(options, tmp_path / "own", resume=True)
     assert step_to_resume([*options, "--checkpoint.load_step=5"], tmp_path / "own", resume=True) == 5
 
 

@@ -16,7 +16,7 @@ def test_refused_then_resumed(tmp_path: Path) -> None:
     dump = tmp_path / "dump"
     arguments = ["+path=native_4b", *SHALLOW, f"runs={tmp_path / 'runs'}", "tracking=off", "export.enabled=false"]
     arguments += ["checks.reference_loss=never", "platform.num_ranks=1"]
-    options = f"--checkpoint.enable,--checkpoint.interval=2,--dump_folder={dump}"
+    options = f"--checkpoint.enable,--checkpoint.interval,2,--checkpoint.no-last-save-model-only,--dump_folder,{dump}"
     first = call("harness", *arguments, "train.steps=2", f"train.flags=[{options}]")
     assert first.exit_code == 0, first.stdout + first.stderr
     assert "random weights from seed 1: nothing is loaded" in first.stdout
