@@ -63,7 +63,7 @@ class Crew:
         self._others.wait_for_end(self._lost_s + 5.0, interrupted)
         if lost := self._others.lost():
             return Failure(f"{lost[0]}{self._slurm_says()}", own.detail)
-        why, node = slurm.why_signalled(self.place.job.job_id) if interrupted() and self.place.job else ("", "")
+        why, node = slurm.why_signalled(self.place.job) if interrupted() and self.place.job else ("", "")
         if node:
             return Failure(f"{name_in_slurm(self.place, node)} is lost: {why}", own.detail)
         here = blame(True, events, rank_logs(self.run.path, 0))
@@ -108,7 +108,7 @@ def name_in_slurm(place: Place, node: str) -> str:
 
 def why_interrupted(place: Place, signal_name: str) -> tuple[str, bool]:
     """The reason of a run that a signal ended, and whether Slurm sent it because a node has failed."""
-    why, node = slurm.why_signalled(place.job.job_id) if place.job else ("", "")
+    why, node = slurm.why_signalled(place.job) if place.job else ("", "")
     if node:
         return f"{name_in_slurm(place, node)} is lost: {why}", True
     if why == slurm.IN_WORDS["NODE_FAIL"]:

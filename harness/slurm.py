@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TIMEOUT_S = 20.0
+LIMIT_NEAR_S = 300.0
 ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -42,6 +44,8 @@ class Allocation:
     """All of the job's nodes, in Slurm's order."""
     node: str
     num_tasks: int
+    ends_at: float | None = None
+    """Unix time of its time limit, where Slurm tells."""
 
 
 def allocation(env: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -58,6 +62,7 @@ def allocation(env: Mapping[str, str] = os.environ) -> Allocation | None:
         nodes=nodes,
         node=env.get("SLURMD_NODENAME") or default,
         num_tasks=int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or 1),
+        ends_at=float(end) if (end := env.get("SLURM_JOB_END_TIME", "")).isdigit() else None,
     )
 
 
@@ -98,6 +103,9 @@ class JobState:
     nodes: tuple[str, ...] = ()
     name: str = ""
     elapsed: str = ""
+    restarts: int = 0
+    exit_code: str = ""
+    """CODE:SIGNAL of the batch script."""
 
     @property
     def ended(self) -> bool:
@@ -132,6 +140,8 @@ def job_state(job_id: str) -> JobState | None:
         job_id=job_id,
         state=found["JobState"],
         reason=found.get("Reason", ""),
+        restarts=int(found.get("Restarts") or 0),
+        exit_code=found.get("ExitCode", ""),
         nodes=expand(nodes) if nodes and nodes != "(null)" else (),
     )
 
@@ -149,26 +159,30 @@ def node_addresses(names: Sequence[str]) -> dict[str, str]:
     return dict(re.findall(r"^NodeName=(\S+).*?\bNodeAddr=(\S+)", output or "", re.M))
 
 
-def why_signalled(job_id: str) -> tuple[str, str]:
-    """Why Slurm may have sent a signal to this job: words for a person, and the node that is to blame, if one is."""
-    job = job_state(job_id)
-    if job is None:
-        return "", ""
-    bad = bad_nodes(job.nodes) if job.nodes else {}
-    if bad:
+def why_signalled(job: Allocation) -> tuple[str, str]:
+    """Why Slurm may have sent a signal to this job: words for a person, and the node that is to blame, if one is.
+
+    While its processes are being ended, Slurm shows every job as COMPLETING; what is behind that has to be told from
+    the number of restarts, the reason and the exit code (observed with 22.05).
+    """
+    if bad := bad_nodes(job.nodes):
         name, state = next(iter(bad.items()))
         return f"Slurm says {state} of it", name
-    state = base_state(job_id) if job.state == "COMPLETING" else job.state
-    return IN_WORDS.get(state, ""), ""
+    if (now := job_state(job.job_id)) is None:
+        return "", ""
+    if now.restarts > job.restarts:
+        return IN_WORDS["REQUEUED"], ""
+    if now.state != "COMPLETING":
+        return (
+            IN_WORDS["TIMEOUT"] if now.state == "RUNNING" and _limit_is_near(job) else IN_WORDS.get(now.state, "")
+        ), ""
+    if now.reason == "TimeLimit":
+        return IN_WORDS["TIMEOUT"], ""
+    return (IN_WORDS["CANCELLED"] if now.exit_code.endswith(":15") else ""), ""
 
 
-def base_state(job_id: str) -> str:
-    """What becomes of a job whose processes are being ended: both commands only show COMPLETING, but squeue selects by
-    what is behind that. Empty if it is none of ``IN_WORDS``."""
-    for state in IN_WORDS:
-        if (ask("squeue", "--noheader", f"--job={job_id}", f"--states={state}", "--format=%i") or "").strip():
-            return state
-    return ""
+def _limit_is_near(job: Allocation) -> bool:
+    return job.ends_at is not None and job.ends_at - time.time() < LIMIT_NEAR_S
 
 
 def cancel(job_ids: Sequence[str]) -> bool:

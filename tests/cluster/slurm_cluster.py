@@ -140,8 +140,7 @@ class SlurmCluster:
             "SlurmctldHost": f"{host}(127.0.0.1)",
             "SlurmctldPort": ports[0],
             "AuthType": "auth/munge",
-            # cred_expire is also how long a requeued job waits
-            "AuthInfo": f"socket={self.folder / 'munge' / 'socket'},cred_expire=4",
+            "AuthInfo": f"socket={self.folder / 'munge' / 'socket'}",
             "SlurmUser": "root",
             "SlurmdUser": "root",
             "StateSaveLocation": self.folder / "state",

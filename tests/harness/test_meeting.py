@@ -165,21 +165,36 @@ def test_every_node_has_to_end_well(tmp_path: Path) -> None:
 
 
 WHY = {
-    ("CANCELLED", ""): ("SIGTERM (the job was cancelled)", False),
-    ("PREEMPTED", ""): ("SIGTERM (the job was preempted)", False),
-    ("RUNNING", ""): ("SIGTERM", False),
-    ("NODE_FAIL", ""): ("a node of the job failed", True),
-    ("NODE_FAIL", "b"): ("node 1 (b) is lost: Slurm says DOWN* of it", True),
+    "JobState=COMPLETING Reason=None Restarts=0 ExitCode=0:15": ("SIGTERM (the job was cancelled)", False),
+    "JobState=COMPLETING Reason=TimeLimit Restarts=0 ExitCode=0:15": ("SIGTERM (the job's time limit)", False),
+    "JobState=COMPLETING Reason=None Restarts=1 ExitCode=0:0": ("SIGTERM (the job was requeued)", False),
+    "JobState=RUNNING Reason=None Restarts=0 ExitCode=0:0": ("SIGTERM", False),
+    "JobState=NODE_FAIL Reason=NodeDown Restarts=0 ExitCode=0:0": ("a node of the job failed", True),
+    "JobState=PREEMPTED Reason=None Restarts=0 ExitCode=0:0": ("SIGTERM (the job was preempted)", False),
+    "": ("SIGTERM", False),
 }
 
 
-@pytest.mark.parametrize(("said", "expected"), WHY.items(), ids=[" ".join(key) for key in WHY])
-def test_why_a_signal_came(said: tuple[str, str], expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    state, bad = said
-    monkeypatch.setattr(slurm, "job_state", lambda job_id: JobState(job_id=job_id, state=state, nodes=("a", "b")))
-    monkeypatch.setattr(slurm, "bad_nodes", lambda names: {bad: "DOWN*"} if bad else {})
+@pytest.mark.parametrize(("said", "expected"), WHY.items(), ids=WHY.keys())
+def test_why_a_signal_came(said: str, expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "ask", lambda *command, errors=False: said if command[2] == "job" else "")
     assert why_interrupted(replace(PLACE, job=job()), "SIGTERM") == expected
     assert why_interrupted(PLACE, "SIGTERM") == ("SIGTERM", False)
+
+
+def test_a_node_that_slurm_has_given_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "NodeName=a State=IDLE\nNodeName=b State=DOWN*\n"
+    monkeypatch.setattr(slurm, "ask", lambda *command, errors=False: nodes)
+    expected = ("node 1 (b) is lost: Slurm says DOWN* of it", True)
+    assert why_interrupted(replace(PLACE, job=replace(job(), nodes=("a", "b"))), "SIGTERM") == expected
+
+
+def test_a_signal_before_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "JobState=RUNNING Reason=None Restarts=0 ExitCode=0:0"
+    monkeypatch.setattr(slurm, "ask", lambda *command, errors=False: said if command[2] == "job" else "")
+    for left, words in ((50, " (the job's time limit)"), (5000, "")):
+        limited = replace(job(), ends_at=time.time() + left)
+        assert why_interrupted(replace(PLACE, job=limited), "SIGTERM") == (f"SIGTERM{words}", False)
 
 
 # -- the same run again -----------------------------------------------------------------------------------------------
