@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 
 from harness.schema import PilotConfig
@@ -20,6 +21,8 @@ def explain(error: BaseException) -> str:
     if first.startswith("You must specify"):
         group = first.split("'")[1]
         return f"{group} is missing: say {group}={'|'.join(line for line in rest if not line.endswith(':'))}"
+    if (found := re.search(r"Environment variable '(\w+)' not found.*full_key: ([\w.]+)", str(error), re.S)) is not None:
+        return f"{found.group(2)} comes from the environment variable {found.group(1)}, which is not set: export it first"
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
         return f"there is no key {cause.full_key}: {_siblings(cause.full_key)}"

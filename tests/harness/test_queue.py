@@ -150,3 +150,14 @@ def test_status_without_slurm_is_said_in_a_line(
     assert main(["cancel", "--runs", str(tmp_path)]) == 2
     assert main(["status", "99", "--runs", str(tmp_path)]) == 2
     assert "not submitted from" in capsys.readouterr().err
+
+
+def test_a_server_without_an_address_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.conftest import call
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    called = call("harness", "+path=native_4b", "tracking=server", "platform=cpu", "dry_run=true")
+    assert called.exit_code == 2
+    assert called.stderr.strip().splitlines()[-1] == (
+        "harness: tracking.uri comes from the environment variable MLFLOW_TRACKING_URI, which is not set: export it first"
+    )
