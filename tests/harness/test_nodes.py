@@ -236,3 +236,24 @@ def test_bad_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(slurm, "ask", lambda *command, errors=False: output)
     assert slurm.bad_nodes(["n1", "n2", "n3", "n4"]) == {"n2": "DOWN*", "n4": "ALLOCATED+NOT_RESPONDING"}
+
+
+def test_the_dry_run_of_sixteen_trainium_nodes() -> None:
+    from tests.conftest import call
+
+    called = call("harness", "+path=native_4b", "platform=trn2_48xlarge", "platform.num_nodes=16", "dry_run=true")
+    assert called.exit_code == 0, called.stderr
+    lines = [line.strip() for line in called.stdout.splitlines()]
+    assert sum("torchrun" in line for line in lines) == 16
+    assert [line for line in lines if line.startswith("command of")] == [
+        f"command of node {rank} (NODE{rank})" for rank in range(16)
+    ]
+    assert [line for line in lines if "--local-addr" in line] == [f"--local-addr=NODE{rank} \\" for rank in range(16)]
+    assert sum(line == "--nnodes=16 \\" for line in lines) == 16
+    assert sum("is_host=1" in line for line in lines) == 1
+    assert {"FI_PROVIDER=efa", "FI_EFA_FORK_SAFE=1", "NEURON_RT_ROOT_COMM_ID=NODE0:29401"} <= set(lines)
+    (layout,) = [line for line in lines if line.startswith("ok       layout")]
+    assert "16 nodes x 64 = 1,024 ranks on 256 chips, LNC 2; mesh [dp_shard=1024]; global batch 1024" in layout
+    started = call("harness", "+path=native_4b", "platform=trn2_48xlarge", "platform.num_nodes=16")
+    assert started.exit_code == 2
+    assert "platform.num_nodes=16: which node is this? Submit with hydra/launcher=slurm" in started.stderr
