@@ -21,8 +21,10 @@ def explain(error: BaseException) -> str:
     if first.startswith("You must specify"):
         group = first.split("'")[1]
         return f"{group} is missing: say {group}={'|'.join(line for line in rest if not line.endswith(':'))}"
-    if (found := re.search(r"Environment variable '(\w+)' not found.*full_key: ([\w.]+)", str(error), re.S)) is not None:
-        return f"{found.group(2)} comes from the environment variable {found.group(1)}, which is not set: export it first"
+    if (
+        found := re.search(r"Environment variable '(\w+)' not found.*full_key: ([\w.]+)", str(error), re.S)
+    ) is not None:
+        return f"{found.group(2)} is the environment variable {found.group(1)}, which is not set: export it first"
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
         return f"there is no key {cause.full_key}: {_siblings(cause.full_key)}"

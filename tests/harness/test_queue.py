@@ -159,5 +159,5 @@ def test_a_server_without_an_address_is_said_in_a_line(monkeypatch: pytest.Monke
     called = call("harness", "+path=native_4b", "tracking=server", "platform=cpu", "dry_run=true")
     assert called.exit_code == 2
     assert called.stderr.strip().splitlines()[-1] == (
-        "harness: tracking.uri comes from the environment variable MLFLOW_TRACKING_URI, which is not set: export it first"
+        "harness: tracking.uri is the environment variable MLFLOW_TRACKING_URI, which is not set: export it first"
     )
