@@ -69,7 +69,7 @@ def test_a_node_that_dies_with_everything_on_it_ends_the_run_with_its_name(queue
     queue.detach(
         *stand_in(6000, 0.05), *TWO_NODES, "tracking=off", "hydra.launcher.requeue=false", "launch.node_lost_s=4"
     )
-    run = queue.until(has_steps(3), "steps")
+    run = queue.until(lambda run: has_steps(3)(run) and run.file("train.node1.log").exists(), "steps on both nodes")
     killed = queue.cluster.kill_node("node2")
     assert len(killed) > 3  # slurmd, the step and the pilot's processes
     try:

@@ -14,6 +14,7 @@ from tests.conftest import call
 
 pytestmark = pytest.mark.cluster
 TWO_NODES = ("platform.num_nodes=2", "platform.num_ranks=1")
+LONGER = tuple("train.seq_len=256" if word.startswith("train.seq_len") else word for word in REAL)
 SWEEP = ("kernel=baseline,nki_rope", "replicates=2", "train.steps=20", "platform.num_ranks=1", "tracking=off")
 COMPARE = ("compare", "--baseline", "kernel=baseline", "--candidate", "kernel=nki_rope", "--json")
 
@@ -35,7 +36,7 @@ def shape_of(value: object) -> object:
 
 @pytest.mark.titan
 def test_a_sweep_through_the_queue_reports_what_a_local_one_does(queue: Queue) -> None:
-    called = queue.submit(*REAL, *SWEEP, "sweep.mix=true")
+    called = queue.submit(*LONGER, *SWEEP, "sweep.mix=true")
     assert called.exit_code == 0, (called.stdout, called.stderr, queue.logs())
     runs = find_runs(queue.runs)
     assert [status_of(run).state for run in runs] == [FINISHED] * 4
@@ -46,14 +47,14 @@ def test_a_sweep_through_the_queue_reports_what_a_local_one_does(queue: Queue) -
     ended = [(status_of(run).started, status_of(run).ended) for run in runs]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ended))
 
-    again = queue.submit(*REAL, *SWEEP, "sweep.mix=true")
+    again = queue.submit(*LONGER, *SWEEP, "sweep.mix=true")
     assert "4 finished before, 0 to run" in again.stdout
     assert again.exit_code == 0
 
     local = queue.runs.parent / "local"
     local.mkdir()
     (local / ".cache").symlink_to(queue.runs / ".cache")
-    assert call("harness", "-m", *REAL, *SWEEP, "sweep.mix=true", f"runs={local}").exit_code == 0
+    assert call("harness", "-m", *LONGER, *SWEEP, "sweep.mix=true", f"runs={local}").exit_code == 0
     here, there = compared(queue.runs), compared(local)
     assert shape_of(here) == shape_of(there)
     losses = [[[row["loss"] for row in run.rows()] for run in find_runs(root)] for root in (queue.runs, local)]
