@@ -168,6 +168,7 @@ def tags(run: RunDir) -> dict[str, str]:
         "config_hash": manifest.get("config_hash"),
         "git_commit": git.get("commit"),
         "git_dirty": str(git["dirty"]).lower() if "dirty" in git else None,
+        "git_changes": git.get("changes") or None,
         "kernel_backend": manifest.get("kernel_backend", "none"),
         "init": (manifest.get("init") or {}).get("from"),
         "torchtitan_version": manifest.get("versions", {}).get("torchtitan"),

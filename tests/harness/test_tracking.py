@@ -38,7 +38,7 @@ def make_run(root: Path, *, state: str = FINISHED, rows: int = len(ROWS)) -> Run
     run = RunDir.create(root, "pilot", "native_4b-baseline")
     run.write_text("config.yaml", CONFIG)
     run.write_json("manifest.json", {"run_name": "native_4b baseline r1", "versions": {"torch": "2.13.0"},
-                                     "git": {"commit": "abc", "dirty": False}, "config_hash": "f00",
+                                     "git": {"commit": "abc", "dirty": False, "changes": "none"}, "config_hash": "f00",
                                      "shape": {"num_layers": 36, "hidden": 64}})  # fmt: skip
     run.file("train.log").write_text("token hf_" + "a1B2" * 8 + "\nstep: 1 loss: 7.6\n")
     stream = JsonLines(run.file("rows.jsonl"))
@@ -118,6 +118,7 @@ def test_everything_arrives(tmp_path: Path, server: str) -> None:
         "abc",
         "1",
     )
+    assert tags["git_changes"] == "none"
     assert tags["check/model_layers"] == "pass"
     assert found["files"] == ["checks.json", "config.yaml", "manifest.json", "rows.jsonl", "samples.jsonl",
                               "status.json", "summary.json", "train.log"]  # fmt: skip
