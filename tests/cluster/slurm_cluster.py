@@ -71,11 +71,21 @@ class SlurmCluster:
 
     def kill_node(self, node: str) -> list[int]:
         """The end of a machine: its slurmd and everything that ran on it, at once, without a word."""
-        victims = [self.forget(node), *processes_on(node)]
+        victims = [self.forget(node), *self.processes_on(node)]
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return victims
+
+    def processes_on(self, node: str) -> list[int]:
+        """Processes of this node's job steps: those with its name in their environment, and the slurmstepd above."""
+        tasks, marks = {}, (f"SLURMD_NODENAME={node}\0".encode(), str(self.folder).encode())
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                if entry.name.isdigit() and all(mark in (entry / "environ").read_bytes() for mark in marks):
+                    tasks[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        above = {parent for parent in tasks.values() if "slurmstepd" in command_of(parent)}
+        return sorted({*tasks, *above} - {os.getpid()})
 
     def wait_idle(self, seconds: float = START_S) -> None:
         deadline = time.monotonic() + seconds
@@ -95,6 +105,9 @@ class SlurmCluster:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.ask("scancel", "--me", "--signal=KILL")
             self.ask("scancel", "--me")
+        for pid in {pid for node in NODES for pid in self.processes_on(node)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         order = [*(name for name in self._daemons if name != "munged"), "munged"]
         for name in order:
             pid = self._daemons.get(name)
@@ -178,17 +191,6 @@ class SlurmCluster:
                 return int(file.read_text())
             time.sleep(0.05)
         raise TimeoutError(f"no {file}")
-
-
-def processes_on(node: str) -> list[int]:
-    """Processes of this node's job steps: those with its name in their environment, and the slurmstepd above them."""
-    tasks = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, IndexError):
-            if entry.name.isdigit() and f"SLURMD_NODENAME={node}\0".encode() in (entry / "environ").read_bytes():
-                tasks[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    above = {parent for parent in tasks.values() if "slurmstepd" in command_of(parent)}
-    return sorted({*tasks, *above} - {os.getpid()})
 
 
 def command_of(pid: int) -> str:
