@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from harness.config_checks import ConfigError, at_least, check_names, check_scale, check_training, known
 from harness.data import DataConfig
 from harness.initial import Initial, settle
 from harness.mesh import Mesh, plan_mesh
@@ -24,7 +24,6 @@ from kernels.plan import SwapPlan, plan_swaps
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 UNSET: tuple[object, ...] = (None, "", {})
-DTYPES = ("bfloat16", "float32")
 TRN2_48XLARGE_DEVICES = 16
 DEFAULT_LNC = 2
 TESTED_ON_TRAINIUM = {
@@ -34,10 +33,6 @@ TESTED_ON_TRAINIUM = {
     "torchtitan": "0.2.2+neuron.1",
 }
 """Versions that the public guide says it used on trn2.48xlarge."""
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message says what is wrong, what was expected and what to type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +108,6 @@ class Plan:
         return known(self.config.train.global_batch_size) * known(self.config.train.seq_len)
 
 
-def known(value: int | None) -> int:
-    """A number that :func:`make_plan` has filled in."""
-    assert value is not None
-    return value
-
-
 def make_plan(config: PilotConfig) -> Plan:
     """Fill the gaps of a configuration and check it.
 
@@ -129,7 +118,7 @@ def make_plan(config: PilotConfig) -> Plan:
     rehearsal = config.scale.rehearsal if config.scale.rehearsal is not None else platform.device == "cpu"
     if platform.device == "cpu" and not rehearsal:
         raise ConfigError("full scale does not train on CPU: leave out scale.rehearsal=false, or name an accelerator")
-    _check_scale(config)
+    check_scale(config)
     place = _place(platform)
     platform = replace(
         platform,
@@ -139,8 +128,8 @@ def make_plan(config: PilotConfig) -> Plan:
     train = _fill_training(config, platform, rehearsal)
     data = find_data(config.data, rehearsal=rehearsal)
     config = replace(config, platform=platform, train=train, data=data, rehearsal=rehearsal)
-    _check_training(config)
-    _check_names(config)
+    check_training(config)
+    check_names(config)
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
     if config.scale.num_layers is not None:
         shape = replace(shape, num_layers=config.scale.num_layers)
@@ -187,7 +176,7 @@ def _num_ranks(config: PilotConfig, platform: PlatformConfig, rehearsal: bool) -
         ranks = config.path.rehearsal_ranks(torch_version()) if platform.device == "cpu" else num_cuda_devices()
         if ranks == 0:
             raise ConfigError("no CUDA device is found here: say how many ranks to plan for, e.g. platform.num_ranks=8")
-    _at_least("platform.num_ranks", ranks, 1)
+    at_least("platform.num_ranks", ranks, 1)
     usable = config.path.rehearsal_ranks(torch_version())
     if platform.device == "cpu" and rehearsal and ranks * platform.num_nodes > 1 and usable == 1:
         raise ConfigError(
@@ -292,67 +281,3 @@ def _fill_training(config: PilotConfig, platform: PlatformConfig, rehearsal: boo
         warmup_steps=train.warmup_steps if train.warmup_steps is not None else scale.warmup_steps,
         dtype=train.dtype if train.dtype is not None else scale.mixed_precision_param,
     )
-
-
-def _check_scale(config: PilotConfig) -> None:
-    layers, promised = config.scale.num_layers, config.path.full_shape().num_layers
-    if layers is not None and not 1 <= layers <= promised:
-        raise ConfigError(f"scale.num_layers={layers}: path={config.path.name} has 1 to {promised} layers")
-
-
-def _check_training(config: PilotConfig) -> None:
-    train, ranks = config.train, known(config.platform.num_ranks) * config.platform.num_nodes
-    for name in ("steps", "seq_len", "local_batch_size", "global_batch_size", "log_freq"):
-        _at_least(f"train.{name}", getattr(train, name), 1)
-    _at_least("train.warmup_steps", train.warmup_steps, 0)
-    _at_least("train.seed", train.seed, 0)
-    if train.learning_rate is None or not 0 < train.learning_rate < float("inf"):
-        raise ConfigError(f"train.learning_rate={train.learning_rate}: a positive number was expected")
-    _one_of("train.dtype", train.dtype, DTYPES)
-    try:
-        plan_mesh(ranks, train.flags)
-    except ValueError as error:
-        raise ConfigError(f"train.flags: {error}") from error
-    micro = known(train.local_batch_size) * ranks
-    if known(train.global_batch_size) % micro:
-        raise ConfigError(
-            f"train.global_batch_size={train.global_batch_size} is no multiple of {train.local_batch_size} sequences "
-            f"x {ranks} ranks: try {nearest_multiples(known(train.global_batch_size), micro)}"
-        )
-    if config.platform.device == "neuron":
-        _one_of("platform.lnc", config.platform.lnc, (1, 2))
-        tile = 128 * known(config.platform.lnc)
-        if known(train.seq_len) % tile:
-            raise ConfigError(
-                f"train.seq_len={train.seq_len} is no multiple of {tile} (128 x LNC {config.platform.lnc}), which "
-                f"Trainium kernels need: try {nearest_multiples(known(train.seq_len), tile)}"
-            )
-
-
-def _check_names(config: PilotConfig) -> None:
-    if not re.fullmatch(r"[\w.+-]{1,100}", config.experiment_name) or config.experiment_name.startswith("."):
-        raise ConfigError(
-            f"experiment_name={config.experiment_name!r}: letters, digits and . _ + - were expected, no leading dot"
-        )
-    _one_of("kernel.backend", config.kernel.backend, ("auto", "neuron", "simulator", "reference"))
-    _one_of("init.mode", config.init.mode, ("random", "pretrained"))
-    _one_of("launch.on_nonfinite", config.launch.on_nonfinite, ("stop", "warn"))
-    _at_least("replicate", config.replicate, 0)
-    for name in ("grace_s", "stall_s", "compile_stall_s", "join_s", "node_lost_s"):
-        _at_least(f"launch.{name}", getattr(config.launch, name), 0)
-
-
-def nearest_multiples(value: int, step: int) -> str:
-    """The valid values next to ``value``: "256 or 512"."""
-    below = value // step * step
-    return f"{below} or {below + step}" if below else str(step)
-
-
-def _at_least(name: str, value: float | None, least: int) -> None:
-    if value is None or not value >= least:
-        raise ConfigError(f"{name}={value}: at least {least} was expected")
-
-
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name}={value}: one of {', '.join(map(str, allowed))} was expected")

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from harness import plan as planning
+from harness.config_checks import nearest_multiples
 from harness.data import DataConfig
 from harness.paths import load_path
-from harness.plan import ConfigError, find_data, find_platform, make_plan, nearest_multiples
+from harness.plan import ConfigError, find_data, find_platform, make_plan
 from harness.schema import PilotConfig, PlatformConfig, ScaleConfig, TrainConfig
 
 TRN2 = PlatformConfig(name="trn2_48xlarge", device="neuron", chip="trn2", num_ranks=64, num_chips=16, lnc=2)
