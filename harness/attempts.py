@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import rundir
 from harness.manifest import config_hash
-from harness.meeting import JobRecord, index_in_job, job_key, read_record, write_record
+from harness.meeting import JobRecord, drop_record, index_in_job, job_key, read_record, write_record
 from harness.nodes import Place
 from harness.plan import Plan
 from harness.rundir import RunDir
@@ -70,6 +70,14 @@ def set_aside(run: RunDir, attempt: int) -> None:
             shutil.copy2(item, folder / item.name)
         elif item.name not in (ATTEMPTS, DUMP) and not item.name.endswith(".lock"):
             item.rename(folder / item.name)
+
+
+def discard(plan: Plan, opened: Opened) -> None:
+    """Remove the directory of a run that never began; one that began before its job was requeued stays."""
+    if opened.attempt == 1:
+        shutil.rmtree(opened.run.path, ignore_errors=True)
+    if (key := job_key(plan)) is not None:
+        drop_record(Path(plan.config.runs), key)
 
 
 def announce(plan: Plan, opened: Opened, place: Place, *, ready: bool) -> None:

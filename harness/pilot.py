@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import rundir
-from harness.attempts import Opened, announce, open_run
+from harness.attempts import Opened, announce, discard, open_run
 from harness.checks import failed_names, kernel_gate, run_checks
 from harness.compile_cache import cache_state, count_compiled
 from harness.crew import Crew, why_interrupted
@@ -22,7 +21,6 @@ from harness.kernel_gate import GateResult, run_gate
 from harness.launch import TrainingProcesses
 from harness.lookout import finish_tracking, lookout, start_follower
 from harness.manifest import make_manifest
-from harness.meeting import drop_record, job_key
 from harness.nodes import with_ports
 from harness.out_of_memory import KernelKills
 from harness.plan import ConfigError, Plan, make_plan
@@ -100,7 +98,7 @@ def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | 
         try:
             return _run(plan, opened, status, console, argv, interrupts, crew)
         except ConfigError:
-            _discard(plan, opened)
+            discard(plan, opened)
             raise
         except KeyboardInterrupt:  # nothing trains yet
             reason, code = interrupts.received[0].name, interrupts.exit_code
@@ -311,11 +309,3 @@ def _yaml(config: PilotConfig) -> str:
     import yaml
 
     return yaml.safe_dump(redact(rundir.to_jsonable(asdict(config))), sort_keys=False)
-
-
-def _discard(plan: Plan, opened: Opened) -> None:
-    """Remove the directory of a run that never began; one that began before its job was requeued stays."""
-    if opened.attempt == 1:
-        shutil.rmtree(opened.run.path, ignore_errors=True)
-    if (key := job_key(plan)) is not None:
-        drop_record(Path(plan.config.runs), key)
