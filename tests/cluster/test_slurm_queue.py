@@ -23,7 +23,16 @@ SWEEP = (
     "tracking=off",
     "phases=skip_first",
 )
-COMPARE = ("compare", "--baseline", "kernel=baseline", "--candidate", "kernel=nki_rope", "--json")
+COMPARE = (
+    "compare",
+    "--baseline",
+    "kernel=baseline",
+    "--candidate",
+    "kernel=nki_rope",
+    "--json",
+    "--allow",
+    "git",
+)  # the work tree may change meanwhile
 
 
 def compared(runs: Path) -> dict:
@@ -35,7 +44,8 @@ def compared(runs: Path) -> dict:
 def without_times(report: dict) -> dict:
     """All of a report that two measurements of the same trainings share: everything but step times and what follows."""
     same = ("verdict", "comparable", "rehearsal", "baseline", "candidate", "undeclared_differences", "left_out", "loss")
-    kept = {key: report[key] for key in (*same, "declared_differences", "grad_norm")}
+    kept = {key: report[key] for key in (*same, "grad_norm")}
+    kept["declared"] = [item for item in report["declared_differences"] if not item["key"].startswith("git.")]
     return kept | {"pairs": [pair["label"] for pair in report["pairs"]], "quantities": sorted(report["quantities"])}
 
 
