@@ -20,7 +20,7 @@ OF_FAILURES = ("error.txt", "stall.txt")
 def artifacts(run: RunDir, staging: Path) -> Iterator[Path]:
     """The files to attach: documents as they are, log and events scrubbed once more, and for a failed run its end."""
     yield from (run.file(name) for name in DOCUMENTS if run.file(name).exists())
-    for file in (*run.log_files(), run.file(rundir.EVENTS)):
+    for file in (*run.log_files(), *sorted(run.path.glob("train.node*.log")), run.file(rundir.EVENTS)):
         if file.suffix == ".zst":
             yield file
         elif file.exists():
