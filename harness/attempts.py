@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import rundir
+from harness import flags, rundir
+from harness.initial import Initial
 from harness.manifest import config_hash
 from harness.meeting import JobRecord, drop_record, index_in_job, job_key, read_record, write_record
 from harness.nodes import Place
-from harness.plan import Plan
+from harness.old_checkpoints import go_on_from, step_to_resume
+from harness.plan import ConfigError, Plan
+from harness.recorder import Recorder
 from harness.rundir import RunDir
 from harness.training import DUMP
+from harness.weights_plan import saved_to
 
 ATTEMPTS = "attempts"
 NEW, AGAIN, DONE = "new", "again", "done"
@@ -25,20 +29,54 @@ class Opened:
     run: RunDir
     attempt: int = 1
     finished: bool = False
+    initial: Initial
+    """What the training starts from: as planned, or a checkpoint of an earlier attempt."""
+    aside: tuple[str, ...] = ()
+    """Checkpoints of earlier attempts that are out of the way, in words."""
 
 
 def open_run(plan: Plan) -> Opened:
-    """Make a run directory, or take up the one that this job had before it was requeued."""
+    """Make a run directory, or take up the one that this job had before it was requeued.
+
+    Raises:
+        ConfigError: checkpoints that are not this run's lie where torchtitan will look.
+    """
     key = job_key(plan)
     record = read_record(Path(plan.config.runs), key) if key else None
     what = decide(plan, record)
     if what == NEW or record is None:
-        return Opened(run=RunDir.create(Path(plan.config.runs), plan.config.experiment_name, plan.name))
+        _refuse_old_checkpoints(plan)
+        return Opened(
+            initial=plan.initial, run=RunDir.create(Path(plan.config.runs), plan.config.experiment_name, plan.name)
+        )
     run = RunDir(Path(plan.config.runs) / record.run)
     if what == DONE:
-        return Opened(run=run, attempt=record.attempt, finished=True)
+        return Opened(run=run, attempt=record.attempt, finished=True, initial=plan.initial)
     set_aside(run, record.attempt)
-    return Opened(run=run, attempt=record.attempt + 1)
+    initial, aside = _go_on(plan, run, record.attempt)
+    return Opened(run=run, attempt=record.attempt + 1, initial=initial, aside=tuple(aside))
+
+
+def _refuse_old_checkpoints(plan: Plan) -> None:
+    """What a plan leaves open for a job that was requeued: here it turned out to begin a run of its own."""
+    if plan.place.job is None or not plan.place.job.restarts or plan.config.resume:
+        return
+    try:
+        step_to_resume(plan.config.train.flags, Path(plan.config.runs) / "RUN_ID" / DUMP, resume=False)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _go_on(plan: Plan, run: RunDir, attempt: int) -> tuple[Initial, list[str]]:
+    """Where this attempt goes on; the folder was empty when the first one began, or its steps were asked for."""
+    folder = saved_to(plan, run.path)
+    wanted = flags.value(plan.config.train.flags, "checkpoint.load_step")
+    if folder is None or wanted not in (None, "-1"):
+        return plan.initial, []
+    step, aside = go_on_from(folder, before=plan.config.train.steps, attempt=attempt)
+    if step is None:
+        return plan.initial, aside
+    return replace(plan.initial, resumed_step=step, resumed_from=folder), aside
 
 
 def decide(plan: Plan, record: JobRecord | None) -> str:
@@ -78,6 +116,15 @@ def discard(plan: Plan, opened: Opened) -> None:
         shutil.rmtree(opened.run.path, ignore_errors=True)
     if (key := job_key(plan)) is not None:
         drop_record(Path(plan.config.runs), key)
+
+
+def note_start(recorder: Recorder, plan: Plan, opened: Opened) -> None:
+    """What is decided about the weights before anything trains, as events."""
+    if plan.initial.adopted:
+        values = {item.key: {"file": item.file, "path": item.model} for item in plan.initial.adopted}
+        recorder.note("config_adopted", directory=str(plan.initial.directory), values=values)
+    for what in opened.aside:
+        recorder.note("checkpoint_set_aside", message=what)
 
 
 def announce(plan: Plan, opened: Opened, place: Place, *, ready: bool) -> None:

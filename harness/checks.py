@@ -40,7 +40,7 @@ def run_checks(plan: Plan, spec: TitanSpec, rows: Sequence[Row], events: Sequenc
     train = [row for row in rows if row.kind == "train"]
     checks = [
         completed(end),
-        initial_weights(plan, spec, events),
+        initial_weights(plan, events),
         steps_logged(plan, train),
         losses_finite(train),
         model_parameters(plan, events),
@@ -53,17 +53,12 @@ def run_checks(plan: Plan, spec: TitanSpec, rows: Sequence[Row], events: Sequenc
     return checks
 
 
-def initial_weights(plan: Plan, spec: TitanSpec, events: Iterable[Event]) -> Check:
-    """What was loaded before the first step, by the log, is what was asked for: nothing else wins silently.
-
-    A job that was requeued goes on from the checkpoints that its own earlier attempt left in the run directory.
-    """
+def initial_weights(plan: Plan, events: Iterable[Event]) -> Check:
+    """What was loaded before the first step, by the log, is what was asked for: nothing else wins silently."""
     initial = plan.initial
     loads = [event.data.get("path") for event in events if event.kind == "checkpoint_load"]
     found = ", ".join(dict.fromkeys(str(path).rstrip(".") for path in loads if path))
     said = f"{initial.describe()}; the log names {found or 'no load'}"
-    if found.startswith(f"{spec.dump_folder}/"):
-        return Check("initial_weights", PASS, f"{initial.describe()}; this attempt went on from {found}")
     if loads and not found:
         return Check("initial_weights", SKIPPED, f"{initial.describe()}; the log does not name what it loads")
     if initial.resumed_step is not None:

@@ -41,7 +41,7 @@ def collect(dump: Path, step: int, run: Path) -> Path:
     """
     made, export = dump / f"step-{step}", run / EXPORT
     shutil.rmtree(made / "sharded", ignore_errors=True)
-    os.rename(made, export)
+    shutil.move(made, export)  # also from another file system
     with contextlib.suppress(OSError):  # full states that were saved on the way stay
         dump.rmdir()
     return export
@@ -105,11 +105,21 @@ def refuse_copy(url: str) -> None:
     import fsspec
 
     try:
-        fsspec.core.url_to_fs(url)
+        remote, root = fsspec.core.url_to_fs(url)
+        if "file" in remote.protocol:  # a name or several
+            _refuse_directory(Path(root))
     except (ImportError, ValueError, OSError) as error:
-        raise ValueError(
-            f"export.copy_to={url.split('://')[0]}://... cannot be used: {str(error).splitlines()[0]}"
-        ) from error
+        shown = f"{url.split('://')[0]}://..." if "://" in url else url
+        raise ValueError(f"export.copy_to={shown} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _refuse_directory(place: Path) -> None:
+    """Raises ValueError where a directory of this machine cannot be made."""
+    above = next(item for item in (place, *place.parents) if os.path.lexists(item))
+    if not above.is_dir():
+        raise ValueError(f"{above} is no directory")
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"{above} cannot be written to")
 
 
 def copy_verified(export: Path, url: str) -> list[Copied]:

@@ -80,8 +80,11 @@ class Initial:
         }
 
 
-def settle(config: PilotConfig, shape: ModelShape) -> tuple[Initial, ModelShape, InitConfig]:
+def settle(config: PilotConfig, shape: ModelShape, *, requeued: bool = False) -> tuple[Initial, ModelShape, InitConfig]:
     """Find the weights, compare their config.json with ``shape``, and give back what will be built.
+
+    Args:
+        requeued: whether this job has run before, so that old checkpoints may be its own: harness.attempts decides.
 
     Returns:
         what the training starts from; ``shape``, or what became of it where init.adopt_config is on; and init with
@@ -93,7 +96,13 @@ def settle(config: PilotConfig, shape: ModelShape) -> tuple[Initial, ModelShape,
     init = config.init
     _check_settings(config)
     dump = Path(config.runs) / config.experiment_name / "RUN_ID" / "dump"
-    step = step_to_resume(config.train.flags, dump, resume=config.resume)
+    step = None
+    if config.resume or not requeued:
+        step = step_to_resume(config.train.flags, dump, resume=config.resume)
+    if step is not None and step >= config.train.steps:
+        raise ValueError(
+            f"resume=true from step {step}, but train.steps={config.train.steps}: nothing is left to train"
+        )
     initial = Initial(mode=init.mode, seed=config.train.seed, resumed_step=step)
     if step is not None:
         initial = replace(initial, resumed_from=checkpoint_folder(config.train.flags, dump))
@@ -161,6 +170,8 @@ def locate(init: InitConfig, initial: Initial, *, whole: bool, download: bool) -
         if init.revision:
             raise ValueError(f"init.revision={init.revision} is for hub ids, but init.path={init.path} is a directory")
         return replace(initial, directory=place.resolve())
+    if place.is_file():
+        raise ValueError(f"init.path={printable(init.path)} is a file: name the directory that it lies in")
     if not hub.is_hub_id(init.path):
         raise ValueError(f"init.path={printable(init.path)}: no such directory, and no hub id (organisation/name)")
     found = hub.find(init.path, init.revision, whole=whole, download=download)

@@ -81,9 +81,36 @@ def step_to_resume(options: Sequence[str], dump: Path, *, resume: bool) -> int |
     step = steps[-1] if wanted == "-1" else int(wanted) if wanted.isdigit() else None
     if step not in steps:
         raise ValueError(f"--checkpoint.load_step={printable(wanted)}: {shown} holds step {', '.join(map(str, steps))}")
-    if folder is not None and is_model_only(folder / f"step-{step}"):
+    if step and folder is not None and is_model_only(folder / f"step-{step}"):  # of step 0 it takes no more
         raise ValueError(
             f"resume=true, but step {step} in {shown} holds the model alone, as torchtitan saves its last step\n"
             "  resume an earlier one with --checkpoint.load_step, or save with --checkpoint.no-last-save-model-only"
         )
     return step
+
+
+def go_on_from(folder: Path, *, before: int, attempt: int) -> tuple[int | None, list[str]]:
+    """Where a job that was put back into the queue goes on, in the folder that its earlier attempts saved to.
+
+    What torchtitan could not go on from is renamed out of its sight: the model alone, which is what it saves last, and
+    a step after which nothing is left to train.
+
+    Args:
+        before: the number of steps to train.
+        attempt: the one that has ended; part of the new names.
+
+    Returns:
+        the step, None to begin anew; and what was renamed, in words.
+    """
+    aside = []
+    for step in reversed(steps_in(folder)):
+        place = folder / f"step-{step}"
+        if not place.is_dir():  # another name that torchtitan reads as a step: it will say what is wrong
+            return step, aside
+        alone = step > 0 and is_model_only(place)
+        if not alone and step < before:
+            return step, aside
+        name = f"attempt-{attempt}-of-{step}"
+        place.rename(folder / name)
+        aside.append(f"step-{step} is now {name}: {'the model alone' if alone else 'nothing was left to train'}")
+    return None, aside

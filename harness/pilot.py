@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import rundir
-from harness.attempts import Opened, announce, discard, open_run
+from harness.attempts import Opened, announce, discard, note_start, open_run
 from harness.checks import failed_names, kernel_gate, run_checks
 from harness.compile_cache import cache_state, count_compiled
 from harness.crew import Crew, why_interrupted
@@ -89,7 +89,7 @@ def run_pilot(config: PilotConfig, *, argv: list[str], interrupts: Interrupts | 
         if opened.finished:
             console.print(f"finished before its job was requeued: {run.path}", markup=False)
             return Outcome(run, rundir.FINISHED, "", 0, plan.name)
-        plan = replace(plan, place=with_ports(plan.place))
+        plan = replace(plan, place=with_ports(plan.place), initial=opened.initial)
         job = plan.place.job.job_id if plan.place.job else ""
         status = own_status(rundir.RUNNING, started=now(), phase="preparing", attempt=opened.attempt, job=job)
         run.write_status(status)
@@ -137,6 +137,7 @@ def _run(
     follower, started, kills = start_follower(plan, run), time.monotonic(), KernelKills()
     try:
         recorder, cache = Recorder(run, logs=scratch.folder), None
+        note_start(recorder, plan, opened)
         with Progress(console, num_steps=plan.config.train.steps, num_ranks=plan.ranks) as progress:
             try:
                 gate = _check_kernels(plan, run, progress, status)

@@ -133,7 +133,7 @@ def make_plan(config: PilotConfig) -> Plan:
     shape = config.path.rehearsal_shape() if rehearsal else config.path.full_shape()
     if config.scale.num_layers is not None:
         shape = replace(shape, num_layers=config.scale.num_layers)
-    config, initial, shape = _settle_initial(config, shape)
+    config, initial, shape = _settle_initial(config, shape, place)
     return Plan(config=config, shape=shape, swaps=_plan_swaps(config, shape), place=place, initial=initial)
 
 
@@ -231,10 +231,10 @@ def _plan_swaps(config: PilotConfig, shape: ModelShape) -> SwapPlan:
 # -- weights ------------------------------------------------------------------------------------------------------
 
 
-def _settle_initial(config: PilotConfig, shape: ModelShape) -> tuple[PilotConfig, Initial, ModelShape]:
+def _settle_initial(config: PilotConfig, shape: ModelShape, place: Place) -> tuple[PilotConfig, Initial, ModelShape]:
     """Where the first weights come from. They know their own tokens only, so that their tokenizer comes with them."""
     try:
-        initial, shape, init = settle(config, shape)
+        initial, shape, init = settle(config, shape, requeued=place.job is not None and place.job.restarts > 0)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = config.data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from harness.manifest import versions
 from harness.plan import TESTED_ON_TRAINIUM, ConfigError, Plan
 from harness.privacy import redact_text
 from harness.terminal import show_dry_run
+from harness.titan.spec import CheckpointSpec
 from harness.training import command, environment, make_spec
-from harness.weights_plan import exports, reference_plan
+from harness.weights_plan import exports, reference_plan, why_no_export
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,7 +168,7 @@ def describe_proof(plan: Plan) -> Finding:
     loss = f"first loss against {reference.why}" if reference.wanted else f"no reference loss: {reference.why}"
     where = f", copied to {redact_text(copy)}" if copy else ""
     kept = f"last step exported in {plan.config.export.dtype} and loaded again{where}"
-    return Finding("ok", "proof", f"{loss}; {kept if exports(plan) else 'no export'}")
+    return Finding("ok", "proof", f"{loss}; {kept if exports(plan) else f'no export: {why_no_export(plan)}'}")
 
 
 def dry_run(plan: Plan, console: Console) -> int:
@@ -179,7 +180,8 @@ def dry_run(plan: Plan, console: Console) -> int:
     run = Path(plan.config.runs) / plan.config.experiment_name / "RUN_ID"
     spec = make_spec(plan, run, prepare=importlib.util.find_spec("tokenizers") is not None)
     adopted = {str(item.field): item.file for item in plan.initial.adopted}
-    identity = check_identity(spec, plan.config.path, adopted=adopted)
+    unloaded = replace(spec, checkpoint=CheckpointSpec())  # a model of the hub has no directory here yet
+    identity = check_identity(unloaded, plan.config.path, adopted=adopted)
     findings = [
         describe_layout(plan),
         Finding({"pass": "ok", "fail": "error"}.get(identity.verdict, "skipped"), "identity", identity.reason),

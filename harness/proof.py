@@ -22,7 +22,7 @@ from harness.privacy import redact_text
 from harness.rundir import RunDir
 from harness.titan.spec import TitanSpec
 from harness.watch import End
-from harness.weights_plan import EVIDENCE, reference_plan
+from harness.weights_plan import EVIDENCE, reference_plan, saved_to
 
 REPORT = "weights.json"
 MIN_ERRORS = 4.0
@@ -94,7 +94,10 @@ class Proof:
 
     def first_step_loss(self, first: Row | None) -> Check:
         """Whether the loss is one of the weights that were asked for; reported, and a failure with checks=strict."""
-        blocking = self.plan.config.checks.strict
+        blocking, initial = self.plan.config.checks.strict, self.plan.initial
+        if initial.resumed_step is not None:
+            evidence = f"{initial.describe()}: no step here is the first of the weights asked for"
+            return Check("first_step_loss", SKIPPED, evidence, blocking=blocking)
         if first is None or first.loss is None:
             return Check("first_step_loss", SKIPPED, "step 1 is not in the log", blocking=blocking)
         band = self.band()
@@ -187,7 +190,9 @@ class Proof:
         checkpoint, config = self.spec.checkpoint, self.plan.config
         source = Path(checkpoint.initial_load_path) if checkpoint.initial_load_path else None
         try:
-            place = export.collect(Path(self.spec.dump_folder) / checkpoint.folder, self.spec.steps, self.run.path)
+            saved = saved_to(self.plan, self.run.path)
+            assert saved is not None
+            place = export.collect(saved, self.spec.steps, self.run.path)
             tokenizer = Path(self.spec.data.tokenizer)
             export.add_assets(place, self.plan.shape, dtype=checkpoint.export_dtype, tokenizer=tokenizer, source=source)
         except (OSError, ValueError) as error:

@@ -128,7 +128,7 @@ def show_export(console: Console, plan: Plan, run: RunDir) -> None:
     """Where the trained weights lie; on a rented machine also that they go with it, unless a copy arrived elsewhere."""
     from harness.weights_plan import saved_weights
 
-    places = saved_weights(run.path)
+    places = saved_weights(plan, run.path)
     for place, size in places:
         console.print(f"weights   {relative(place)}, {size / 1e9:,.2f} GB", markup=False)
     copied = any(check["name"] == "export_copy" and check["verdict"] == "pass" for check in run.checks())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.batch_loss import HEAD_TOKENS
 from harness.export import EXPORT, refuse_copy
+from harness.old_checkpoints import checkpoint_folder
 from harness.plan import ConfigError, Plan
 from harness.reload import ROOM
 from harness.titan.spec import EXPORT_DTYPES, CheckpointSpec
@@ -35,7 +36,9 @@ def reference_plan(plan: Plan) -> ReferencePlan:
     params, active = plan.shape.num_params(), plan.shape.num_params(active_only=True)
     memory = ROOM * 4 * params + 3 * 4 * HEAD_TOKENS * plan.shape.vocab
     seconds = 5 + 2 * active * plan.tokens_per_step / (FLOPS_PER_CORE * _cores())
-    cost = f"about {memory / 1e9:,.1f} GB of memory and {_duration(seconds)} on {_cores()} cores"
+    cost = f"about {memory / 1e9:,.1f} GB of memory and {_duration(seconds)} on {_cores()} core{'s' * (_cores() > 1)}"
+    if plan.initial.resumed_step is not None:
+        return ReferencePlan(False, f"{plan.initial.describe()}: no step here is the first of the weights asked for")
     if asked == "never":
         return ReferencePlan(False, "checks.reference_loss=never")
     if plan.config.launch.command:
@@ -51,22 +54,38 @@ def reference_plan(plan: Plan) -> ReferencePlan:
 
 
 def exports(plan: Plan) -> bool:
-    """Whether the last step is exported: as asked, else where a copy is asked for, and in a rehearsal.
+    return not why_no_export(plan)
+
+
+def why_no_export(plan: Plan) -> str:
+    """Why the last step is not exported; empty where it is: as asked, else where a copy is asked for, and in a
+    rehearsal.
 
     An export takes the place of the last full state, so that it is not done unasked beside checkpoints of the user's.
     """
     config = plan.config
     if config.launch.command:
-        return False
+        return "another command than torchrun saves nothing"
     if config.export.enabled is not None:
-        return config.export.enabled
-    own_checkpoints = any(flag.lstrip("-").startswith("checkpoint.") for flag in config.train.flags)
-    return bool(config.export.copy_to) or (plan.rehearsal and not own_checkpoints)
+        return "" if config.export.enabled else "export.enabled=false"
+    if config.export.copy_to:
+        return ""
+    if not plan.rehearsal:
+        return "export.enabled=true does it"
+    if any(flag.lstrip("-").startswith("checkpoint.") for flag in config.train.flags):
+        return "train.flags saves its own checkpoints"
+    return "" if saved_to(plan, Path()) is not None else "--dump_folder is no directory of this machine"
 
 
-def saved_weights(run: Path) -> list[tuple[Path, int]]:
-    """Directories of a run that hold weights, each with its size in bytes."""
-    places = [run / EXPORT, *sorted((run / "dump").glob("*/step-*"))]
+def saved_to(plan: Plan, run: Path) -> Path | None:
+    """The folder that torchtitan saves to, absolute; None for a place that is no directory of this machine."""
+    return checkpoint_folder(plan.config.train.flags, run.resolve() / "dump")
+
+
+def saved_weights(plan: Plan, run: Path) -> list[tuple[Path, int]]:
+    """Directories with the weights of a run, each with its size in bytes."""
+    folder = saved_to(plan, run)
+    places = [run / EXPORT, *(sorted(folder.glob("step-*")) if folder is not None else [])]
     sizes = [(place, sum(file.stat().st_size for file in place.rglob("*") if file.is_file())) for place in places]
     return [(place, size) for place, size in sizes if size]
 
@@ -88,9 +107,10 @@ def checkpoint_spec(plan: Plan, run: Path) -> CheckpointSpec:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     reference, export = reference_plan(plan).wanted, exports(plan)
-    if export and any(flag.lstrip("-").startswith("checkpoint.folder") for flag in config.train.flags):
+    if export and saved_to(plan, run) is None:
         raise ConfigError(
-            "export.enabled=true needs torchtitan's own folder: leave --checkpoint.folder out of train.flags"
+            "an export needs a directory of this machine: --dump_folder and --checkpoint.folder in train.flags without "
+            "://, or export.enabled=false"
         )
     return CheckpointSpec(
         initial_load_path=plan.initial.place,

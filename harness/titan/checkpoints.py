@@ -62,8 +62,8 @@ class PilotCheckpointManager(CheckpointManager):
                 path = str(self._evidence / INITIAL)
                 at_once = type(self.async_mode)("disabled")
                 self.dcp_save(self.states["model"].state_dict(), path, at_once, to_hf=True)
-            if self.last_save_in_hf:
-                self._remember_first_call()
+        if self._evidence is not None and self.last_save_in_hf:
+            self._remember_first_call()
         return loaded
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from harness import rundir, slurm
-from harness.attempts import AGAIN, DONE, NEW, announce, decide, open_run
+from harness.attempts import AGAIN, DONE, NEW, announce, decide, note_start, open_run
 from harness.blame import KILLED, NOTHING, OTHER, RAISED, blame
+from harness.checks import initial_weights, steps_logged
 from harness.crew import Crew, why_interrupted
 from harness.failure import Failure
-from harness.logs import Event
+from harness.logs import Event, Row
+from harness.manifest import config_hash
 from harness.meeting import ENDED, INDEX, SIZE, NodeState, Others, Pulse, job_key, read_record, read_state
 from harness.nodes import Place
-from harness.plan import Plan, make_plan
+from harness.plan import ConfigError, Plan, make_plan
+from harness.recorder import Recorder
 from harness.repair import repair
 from harness.rundir import RunDir, own_status
 from harness.schema import PilotConfig, PlatformConfig
@@ -220,6 +223,61 @@ def test_a_requeued_job_takes_up_its_run(tmp_path: Path) -> None:
     assert list(run.rows()) == []
     assert run.file("dump/checkpoint").read_text() == "state"  # the training goes on from it
     assert run.status() is not None
+    assert again.initial.resumed_step is None  # none that torchtitan would take
+
+
+def leave(folder: Path, step: int, names: bytes = b"optimizer dataloader.dp_rank_0") -> None:
+    (folder / f"step-{step}").mkdir(parents=True)
+    (folder / f"step-{step}" / ".metadata").write_bytes(names)
+
+
+def test_a_requeued_job_goes_on_from_its_own_last_full_step(tmp_path: Path) -> None:
+    """And not from the model alone, which the attempt before saved last and torchtitan cannot go on from."""
+    _, run = started(tmp_path)
+    folder = run.path / "dump" / "checkpoint"
+    leave(folder, 3)
+    leave(folder, 10, b"model")
+    requeued = plan(tmp_path, Place(job=job(1)))
+    again = open_run(requeued)
+    assert (again.attempt, again.initial.resumed_step, again.initial.resumed_from) == (2, 3, folder)
+    assert again.aside == ("step-10 is now attempt-1-of-10: the model alone",)
+    assert sorted(place.name for place in folder.iterdir()) == ["attempt-1-of-10", "step-3"]
+    going_on = replace(requeued, initial=again.initial)
+    assert (job_key(going_on), config_hash(going_on)) == (job_key(requeued), config_hash(requeued))
+    rows = [Row(kind="train", segment=0, step=step, loss=7.0) for step in range(4, 11)]
+    assert steps_logged(going_on, rows).verdict == "pass"
+    assert steps_logged(going_on, rows).evidence == "7 of 7 steps that are logged"
+    assert steps_logged(requeued, rows).verdict == "fail"
+    events = [Event(kind="checkpoint_load", line=1, data={"path": f"{folder}/step-3"})]
+    assert initial_weights(going_on, events).verdict == "pass"
+    assert initial_weights(requeued, events).verdict == "fail"
+    recorder = Recorder(run)
+    note_start(recorder, going_on, again)
+    recorder.close()
+    assert [event["data"]["message"] for event in run.events()] == [again.aside[0]]
+
+
+def test_checkpoints_elsewhere_are_a_requeued_job_s_own_only_in_its_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flagged(restarts: int) -> Plan:
+        monkeypatch.setattr("harness.plan.find_place", lambda platform: Place(job=job(restarts)))
+        config = plan(tmp_path).config
+        options = ["--checkpoint.enable", "--dump_folder", str(tmp_path / "elsewhere")]
+        return make_plan(replace(config, train=replace(config.train, flags=options)))
+
+    first = flagged(0)
+    opened = open_run(first)
+    opened.run.write_status(own_status(rundir.RUNNING, job="12"))
+    announce(first, opened, first.place, ready=True)
+    leave(tmp_path / "elsewhere" / "checkpoint", 5)
+    again = open_run(flagged(1))
+    assert (again.run.path, again.attempt, again.initial.resumed_step) == (opened.run.path, 2, 5)
+    opened.run.write_status(own_status(rundir.FINISHED, exit_code=0))  # now a requeued job begins a new run
+    with pytest.raises(ConfigError, match=r"already holds checkpoints \(step 5\)"):
+        open_run(flagged(2))
+    with pytest.raises(ConfigError, match=r"already holds checkpoints \(step 5\)"):
+        flagged(0)
 
 
 def test_what_is_not_the_same_run(tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def plan(tmp_path: Path, path: str = "native_4b", platform: PlatformConfig = CPU, **fields: object) -> Plan:
-    options = fields.pop("flags", [])
+    train = TrainConfig(flags=fields.pop("flags", []), steps=fields.pop("steps", 10))
     return make_plan(
         PilotConfig(
             path=load_path(path),
             platform=platform,
             data=DataConfig(name="auto", kind="auto"),
             runs=str(tmp_path / "runs"),
-            train=TrainConfig(flags=options),
+            train=train,
             **fields,
         )
     )
@@ -142,6 +142,7 @@ def test_experts_where_a_dense_model_is_built(tmp_path: Path) -> None:
         (InitConfig(adopt_config=True), [], "init=random loads nothing that could be adopted"),
         (InitConfig(mode="pretrained"), [], "init=pretrained needs init.path="),
         (pretrained("no/such/place"), [], "init.path=no/such/place: no such directory, and no hub id"),
+        (pretrained(__file__), [], f"init.path={__file__} is a file: name the directory that it lies in"),
         (pretrained("../up"), [], "no such directory, and no hub id"),
         (pretrained(".", revision="main"), [], "init.revision=main is for hub ids, but init.path=. is a directory"),
         (InitConfig(), ["--checkpoint.initial_load_path", "/x"], "loads weights: --checkpoint.initial_load_path /x"),
@@ -156,32 +157,29 @@ def test_contradictions(tmp_path: Path, init: InitConfig, options: list[str], me
 
 
 def test_an_old_checkpoint_wins_over_nothing_unasked(tmp_path: Path) -> None:
-    options = plant(tmp_path / "old", 20)
+    options = plant(tmp_path / "old", 5)
     place = write_sparse(tmp_path / "weights", narrow())
     for init in (InitConfig(), pretrained(place)):
-        with pytest.raises(ConfigError, match=r"already holds checkpoints \(step 20\).* ignore init\n  resume=true"):
+        with pytest.raises(ConfigError, match=r"already holds checkpoints \(step 5\).* ignore init\n  resume=true"):
             plan(tmp_path, flags=options, init=init)
     made = plan(tmp_path, flags=options, resume=True)
-    assert made.config.init.resumed_step == 20
-    assert made.initial.describe() == f"resumed from step 20 in {tmp_path / 'old' / 'checkpoint'}"
-    assert make_manifest(made, run_name="", command=[], env={}, argv=[])["init"]["resumed_step"] == 20
+    assert made.config.init.resumed_step == 5
+    assert made.initial.describe() == f"resumed from step 5 in {tmp_path / 'old' / 'checkpoint'}"
+    with pytest.raises(ConfigError, match="from step 5, but train.steps=5: nothing is left to train"):
+        plan(tmp_path, flags=options, resume=True, steps=5)
+    assert make_manifest(made, run_name="", command=[], env={}, argv=[])["init"]["resumed_step"] == 5
 
 
 # -- what the log says was loaded -------------------------------------------------------------------------------------
 
 
 def judged(made: Plan, *paths: str | None) -> str:
-    from harness.training import make_spec
-
-    spec = make_spec(made, Path(made.config.runs) / "x", prepare=False)
-    return initial_weights(
-        made, spec, [Event(kind="checkpoint_load", line=1, data={"path": path}) for path in paths]
-    ).verdict
+    return initial_weights(made, [Event(kind="checkpoint_load", line=1, data={"path": path}) for path in paths]).verdict
 
 
 def test_the_log_is_held_against_what_was_asked(tmp_path: Path) -> None:
     place = write_sparse(tmp_path / "weights", narrow())
-    options, old = plant(tmp_path / "old", 20), f"{tmp_path / 'old' / 'checkpoint'}/step-20"
+    options, old = plant(tmp_path / "old", 5), f"{tmp_path / 'old' / 'checkpoint'}/step-5"
     random, loaded = plan(tmp_path), plan(tmp_path, init=pretrained(place))
     resumed = plan(tmp_path, flags=options, resume=True)
     assert judged(random) == "pass"
@@ -193,7 +191,7 @@ def test_the_log_is_held_against_what_was_asked(tmp_path: Path) -> None:
     assert judged(resumed, old) == "pass"
     assert judged(resumed) == "fail"
     assert judged(resumed, str(place)) == "fail"
-    assert judged(random, f"{Path(random.config.runs).resolve()}/x/dump/checkpoint/step-3") == "pass"
+    assert judged(random, f"{Path(random.config.runs).resolve()}/x/dump/checkpoint/step-3") == "fail"
 
 
 # -- the promise ------------------------------------------------------------------------------------------------------

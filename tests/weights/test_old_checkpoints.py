@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import flags
-from harness.old_checkpoints import checkpoint_folder, step_to_resume, steps_in
+from harness.old_checkpoints import checkpoint_folder, go_on_from, step_to_resume, steps_in
 
 
 def plant(dump: Path, *steps: int, mark: str = ".metadata") -> list[str]:
@@ -33,6 +33,26 @@ def test_a_step_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step 10 in .* holds the model alone"):
         step_to_resume(options, tmp_path / "own", resume=True)
     assert step_to_resume([*options, "--checkpoint.load_step=5"], tmp_path / "own", resume=True) == 5
+
+
+def test_of_step_0_the_model_is_enough(tmp_path: Path) -> None:
+    options = plant(tmp_path / "dump", 0)
+    (tmp_path / "dump" / "checkpoint" / "step-0" / ".metadata").write_bytes(b"model weights")
+    assert step_to_resume(options, tmp_path / "own", resume=True) == 0
+
+
+def test_a_requeued_job_goes_on_from_what_can_be_gone_on_from(tmp_path: Path) -> None:
+    plant(tmp_path, 2, 4, 6)
+    folder = tmp_path / "checkpoint"
+    (folder / "step-6" / ".metadata").write_bytes(b"model weights")
+    assert go_on_from(folder, before=8, attempt=1) == (4, ["step-6 is now attempt-1-of-6: the model alone"])
+    assert steps_in(folder) == [2, 4]
+    assert (folder / "attempt-1-of-6" / ".metadata").read_bytes() == b"model weights"
+    assert go_on_from(folder, before=4, attempt=2) == (2, ["step-4 is now attempt-2-of-4: nothing was left to train"])
+    assert go_on_from(folder, before=4, attempt=3) == (2, [])
+    (folder / "step-2" / ".metadata").rename(folder / "step-2" / "model.safetensors.index.json")
+    assert go_on_from(folder, before=4, attempt=3) == (None, ["step-2 is now attempt-3-of-2: the model alone"])
+    assert go_on_from(tmp_path / "nowhere", before=4, attempt=1) == (None, [])
 
 
 def test_a_fresh_folder_is_not(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from harness.checks import Check, failed_names
 from harness.data import DataConfig
+from harness.logs import Row
 from harness.paths import load_path
 from harness.plan import ConfigError, Plan, make_plan
-from harness.preflight import checkpoint_bytes
+from harness.preflight import checkpoint_bytes, describe_proof
 from harness.proof import Proof
 from harness.rundir import RunDir
 from harness.schema import (
@@ -26,9 +27,11 @@ from harness.schema import (
 )
 from harness.terminal import show_export
 from harness.training import make_spec
+from harness.watch import End
 from harness.weights_plan import checkpoint_spec, exports, reference_plan
 
 CPU = PlatformConfig(name="cpu", device="cpu", num_ranks=2)
+REMOTE = ["--dump_folder", "s3://bucket/dump"]
 TRN2 = PlatformConfig(name="trn2_48xlarge", device="neuron", chip="trn2", num_ranks=64, num_chips=16, lnc=2)
 
 
@@ -50,6 +53,10 @@ def test_a_rehearsal_exports_and_full_scale_only_where_asked(tmp_path: Path) -> 
     assert not exports(plan_of(export=ExportConfig(enabled=False)))
     assert not exports(plan_of(launch=LaunchConfig(command=["sleep", "1"])))
     assert not exports(plan_of(train=TrainConfig(flags=["--checkpoint.enable"])))  # the user's own checkpoints
+    remote = plan_of(train=TrainConfig(flags=REMOTE))
+    assert not exports(remote)
+    assert "no export: --dump_folder is no directory of this machine" in describe_proof(remote).text
+    assert "no export: export.enabled=true does it" in describe_proof(plan_of(TRN2)).text
     spec = checkpoint_spec(plan_of(), tmp_path)
     assert (spec.export_last, spec.evidence, spec.keep_initial) == (True, str(tmp_path / "evidence"), False)
     spec = checkpoint_spec(plan_of(TRN2), tmp_path)
@@ -64,9 +71,14 @@ def test_a_rehearsal_exports_and_full_scale_only_where_asked(tmp_path: Path) -> 
         ({"export": ExportConfig(enabled=False, copy_to="memory://b")}, "export.enabled=false leaves out"),
         ({"export": ExportConfig(copy_to="nosuch://b")}, "export.copy_to=nosuch://... cannot be used"),
         (
-            {"export": ExportConfig(enabled=True), "train": TrainConfig(flags=["--checkpoint.folder=/else"])},
-            "leave --checkpoint.folder out of train.flags",
+            {"export": ExportConfig(enabled=True), "train": TrainConfig(flags=REMOTE)},
+            "needs a directory of this machine",
         ),
+        (
+            {"export": ExportConfig(copy_to="/etc/passwd/x")},
+            "copy_to=/etc/passwd/x cannot be used: /etc/passwd is no d",
+        ),
+        ({"export": ExportConfig(copy_to="file:///etc/passwd/x")}, "copy_to=file://... cannot be used: /etc/passwd is"),
     ],
 )
 def test_impossible_wishes_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -94,6 +106,26 @@ def test_the_reference_is_computed_unasked_where_it_is_small(monkeypatch: pytest
     assert not reference_plan(pretrained(plan_of(checks=ChecksConfig(reference_loss="never")))).wanted
 
 
+@pytest.mark.parametrize("mode", ["random", "pretrained"])
+def test_a_resumed_training_shows_nothing_of_the_weights_that_were_asked_for(mode: str, tmp_path: Path) -> None:
+    """Its first logged step is not step 1 of these weights; step 0 has one, but of the checkpoint's."""
+    made = plan_of(checks=ChecksConfig(reference_loss="always", strict=True), export=ExportConfig(enabled=False))
+    made = pretrained(made) if mode == "pretrained" else made
+    assert checkpoint_spec(made, tmp_path).keep_initial == (mode == "random")
+    resumed = replace(made, initial=replace(made.initial, resumed_step=0, resumed_from=tmp_path / "old"))
+    spec = checkpoint_spec(resumed, tmp_path)
+    assert (spec.keep_initial, spec.evidence) == (False, None)
+    assert not reference_plan(resumed).wanted
+    proof = Proof(resumed, make_spec(resumed, tmp_path, prepare=False), RunDir(tmp_path))
+    checks = proof.checks([Row(kind="train", segment=0, step=1, loss=3.0)], End(exit_code=0))
+    why = f"resumed from step 0 in {tmp_path / 'old'}: no step here is the first of the weights asked for"
+    assert [(check.name, check.verdict, check.evidence) for check in checks] == [
+        ("first_step_loss", "skipped", why),
+        ("reference_loss_diff", "skipped", why),
+    ]
+    assert checkpoint_bytes(resumed) == 0
+
+
 def test_an_export_needs_its_room_twice_while_it_is_put_together() -> None:
     assert checkpoint_bytes(plan_of(TRN2)) == 0
     assert checkpoint_bytes(plan_of(TRN2, export=ExportConfig(enabled=True))) == 8 * 4_022_468_096
@@ -106,9 +138,6 @@ def test_a_failure_that_is_only_reported_is_not_one_of_the_run() -> None:
 
 @pytest.mark.parametrize(("strict", "step", "expected"), [(False, 1, "fail"), (True, 1, "fail"), (True, 5, "skipped")])
 def test_the_band_fails_the_run_only_with_checks_strict(strict: bool, step: int, expected: str, tmp_path: Path) -> None:
-    from harness.logs import Row
-    from harness.watch import End
-
     plan = plan_of(checks=ChecksConfig(strict=strict), export=ExportConfig(enabled=False))
     proof = Proof(plan, make_spec(plan, tmp_path, prepare=False), RunDir(tmp_path))
     checks = proof.checks([Row(kind="train", segment=0, step=step, loss=5.0)], End(exit_code=0))
