@@ -29,6 +29,7 @@ def test_refused_then_resumed(tmp_path: Path) -> None:
     resumed = call("harness", *arguments, "train.steps=4", f"train.flags=[{options}]", "resume=true")
     assert resumed.exit_code == 0, resumed.stdout + resumed.stderr
     assert f"resumed from step 2 in {dump / 'checkpoint'}" in resumed.stdout
+    assert f"weights   {dump / 'checkpoint' / 'step-4'}, 0.00 GB" in resumed.stdout
     run = find_runs(tmp_path / "runs")[-1]
     assert [row["step"] for row in run.rows()] == [3, 4]
     assert run.config()["init"]["resumed_step"] == 2
@@ -36,3 +37,27 @@ def test_refused_then_resumed(tmp_path: Path) -> None:
     checks = {check["name"]: check for check in run.checks()}
     assert checks["initial_weights"]["verdict"] == "pass"
     assert f"the log names {dump / 'checkpoint' / 'step-2'}" in checks["initial_weights"]["evidence"]
+    assert checks["first_step_loss"]["verdict"] == "skipped"
+    assert checks["first_step_loss"]["evidence"].startswith(f"resumed from step 2 in {dump / 'checkpoint'}: no step")
+    assert checks["steps_logged"]["value"] == 2
+
+
+def test_a_resumed_training_exports_from_where_it_saved(tmp_path: Path) -> None:
+    """A dump folder elsewhere, and an export that is compared with the logits of a training that began at step 2."""
+    dump = tmp_path / "dump"
+    arguments = ["+path=native_4b", *SHALLOW, f"runs={tmp_path / 'runs'}", "tracking=off", "export.enabled=true"]
+    arguments += ["platform.num_ranks=1", "checks=strict", "checks.reference_loss=always"]
+    options = f"--checkpoint.enable,--checkpoint.interval,2,--checkpoint.folder,kept,--dump_folder,{dump}"
+    first = call("harness", *arguments, "train.steps=3", f"train.flags=[{options}]")
+    assert first.exit_code == 0, first.stdout + first.stderr
+    assert [place.name for place in (dump / "kept").iterdir()] == ["step-2"]  # step 3 is the run's export
+    resumed = call("harness", *arguments, "train.steps=4", f"train.flags=[{options}]", "resume=true")
+    assert resumed.exit_code == 0, resumed.stdout + resumed.stderr
+    assert "first loss compared" not in resumed.stdout
+    runs = find_runs(tmp_path / "runs")
+    assert [[row["step"] for row in run.rows()] for run in runs] == [[1, 2, 3], [3, 4]]
+    for run, skipped in zip(runs, ([], ["first_step_loss", "reference_loss_diff"]), strict=True):
+        verdicts = {check["name"]: check["verdict"] for check in run.checks()}
+        assert verdicts["export_reload"] == "pass"
+        assert [name for name, verdict in verdicts.items() if verdict != "pass"] == skipped
+        assert (run.path / "export" / "config.json").is_file()
