@@ -80,12 +80,18 @@ def read_config(directory: Path) -> dict[str, Any]:
             raise ValueError(f"{shown} has {file.stat().st_size:,} bytes: no configuration is that long")
         config = json.loads(file.read_bytes())
     except OSError as error:
-        raise ValueError(f"{shown} cannot be read: {error.strerror}; it belongs beside weights") from error
+        raise ValueError(f"{shown} cannot be read: {error.strerror}; {_where(directory)}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{shown} is no JSON: {printable(str(error))[:100]}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{shown} is no JSON object")
     return config
+
+
+def _where(directory: Path) -> str:
+    """A run directory is easily named for the export in it."""
+    inner = directory / "export"
+    return f"try {printable(str(inner))}" if (inner / CONFIG).is_file() else "it belongs beside weights"
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, object]:

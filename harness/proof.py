@@ -6,6 +6,7 @@ its imports then fall into the time in which the training winds up.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from harness.privacy import redact_text
 from harness.rundir import RunDir
 from harness.titan.spec import TitanSpec
 from harness.watch import End
+from harness.weights import read_tensors
 from harness.weights_plan import EVIDENCE, reference_plan, saved_to
 
 REPORT = "weights.json"
@@ -70,7 +72,7 @@ class Proof:
         """All of them, in the order in which they mean something; writes weights.json where there is more to say."""
         first = next((row for row in rows if row.kind == "train" and row.step == 1), None)
         finished = end.exit_code == 0 and not end.cause
-        found = [self.first_step_loss(first)]
+        found = [self.first_step_loss(first), *self.initial_values(first)]
         if self.needs_process and finished and self._beside is None:
             self._beside = Beside(interrupted=self.interrupted)
         if self.plan.config.init.mode == "pretrained" or self.plan.config.checks.reference_loss == "always":
@@ -103,6 +105,25 @@ class Proof:
         band = self.band()
         evidence = f"{first.loss:.4f}, expected {band.low:.2f} to {band.high:.2f} ({band.why})"
         return judge("first_step_loss", first.loss in band, evidence, first.loss, blocking=blocking)
+
+    def initial_values(self, first: Row | None) -> list[Check]:
+        """Where the first loss is not finite: whether the given weights are, every value read."""
+        from harness.checkpoint.verify import finite_values
+
+        initial = self.plan.initial
+        if initial.directory is None or initial.resumed_step is not None:
+            return []
+        if first is None or first.loss is None:  # torchtitan ends before it logs such a loss
+            events = (event for event in self.run.events() if event.get("kind") == "nonfinite")
+            if not any((event.get("data") or {}).get("step") == 1 for event in events):
+                return []
+        elif math.isfinite(first.loss):
+            return []
+        try:
+            found = finite_values(initial.directory, read_tensors(initial.directory))
+        except ValueError as error:
+            return [Check("initial_values", FAIL, str(error))]
+        return [judge("initial_values", found.verdict == PASS, found.evidence)]
 
     def tolerance(self) -> tuple[float, str]:
         """How far the training's loss may be from the float32 reference, and why that far."""

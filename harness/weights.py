@@ -200,7 +200,9 @@ def _no_weights(directory: Path) -> str:
         )
     if shards := sorted(directory.glob("*.safetensors")):
         return f"{shown} has {len(shards)} safetensors files, but neither {SINGLE} nor {INDEX}: copy the index too"
-    return f"{shown} has neither {SINGLE} nor {INDEX}: name a directory of safetensors"
+    inner = directory / "export"  # a run's
+    what = f"try {printable(str(inner))}" if inner.is_dir() else "name a directory of safetensors"
+    return f"{shown} has neither {SINGLE} nor {INDEX}: {what}"
 
 
 def expected_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

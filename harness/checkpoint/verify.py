@@ -68,7 +68,7 @@ def verify(
             *found,
             *(Finding(name, SKIPPED, "the weights cannot be read") for name in ("finite", "tied_head", "reload")),
         ]
-    found.append(_finite(directory, tensors, progress))
+    found.append(finite_values(directory, tensors, progress))
     found.append(_tied_head(directory, tensors, shape))
     found.append(_reload(directory, found) if reload else Finding("reload", SKIPPED, "not asked for"))
     return found
@@ -120,7 +120,9 @@ def _keys(keys: Keys | None, tensors: dict[str, Tensor] | None, shape: ModelShap
     ]
 
 
-def _finite(directory: Path, tensors: dict[str, Tensor], progress: Callable[[int, int], None]) -> Finding:
+def finite_values(
+    directory: Path, tensors: dict[str, Tensor], progress: Callable[[int, int], None] = lambda done, total: None
+) -> Finding:
     """Every value is read; what is NaN or infinite is named with its tensor."""
     done, total, bad, unread = 0, sum(tensor.end - tensor.begin for tensor in tensors.values()), [], []
     try:

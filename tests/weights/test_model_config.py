@@ -116,6 +116,9 @@ def test_no_config(tmp_path: Path) -> None:
     (write_sparse(tmp_path, TINY) / "config.json").unlink()
     (problem,) = weight_problems(tmp_path, TINY)
     assert "config.json cannot be read: No such file or directory; it belongs beside weights" in problem
+    write_sparse(tmp_path / "export", TINY)  # as if a run directory had been named
+    (problem,) = weight_problems(tmp_path, TINY)
+    assert problem.endswith(f"No such file or directory; try {tmp_path / 'export'}")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\x00"])
