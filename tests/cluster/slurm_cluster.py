@@ -67,6 +67,7 @@ class SlurmCluster:
 
     def forget(self, node: str) -> int:
         """The pid of a node's slurmd, which is the caller's to end."""
+        (self.folder / "pid" / node).unlink(missing_ok=True)  # the next one's is waited for
         return self._daemons.pop(node)
 
     def kill_node(self, node: str) -> list[int]:
