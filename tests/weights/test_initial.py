@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.attempts import Opened, note_start
 from harness.checks import initial_weights
 from harness.data import DataConfig
 from harness.identity import Identity, check_identity, mismatches
@@ -18,6 +19,8 @@ from harness.manifest import make_manifest
 from harness.paths import load_path as read_path
 from harness.plan import ConfigError, Plan, make_plan
 from harness.preflight import describe_weights, refuse_impossible
+from harness.recorder import Recorder
+from harness.rundir import RunDir
 from harness.schema import InitConfig, PilotConfig, PlatformConfig, TrainConfig
 from harness.shapes import ModelShape
 from tests.weights.checkpoints import write_config, write_sparse
@@ -102,6 +105,19 @@ def test_adopted_values_are_built_and_recorded(tmp_path: Path) -> None:
     assert record["adopted"]["rope_theta"] == {"file": 5e6, "path": 1e6}
     assert len(record["config_sha256"]) == 64
     assert made.swaps.layers == plan(tmp_path).swaps.layers == ()
+
+
+def test_adoption_is_an_event(tmp_path: Path) -> None:
+    place = write_sparse(tmp_path / "weights", narrow(rope_theta=5e6))
+    for number, init in enumerate((pretrained(place, adopt_config=True), InitConfig())):
+        run = RunDir(tmp_path / str(number))
+        run.path.mkdir()
+        made, recorder = plan(tmp_path, init=init), Recorder(run)
+        note_start(recorder, made, Opened(run=run, initial=made.initial))
+        recorder.close()
+        found = [(event["kind"], event["data"]) for event in run.events()]
+        values = {"rope_theta": {"file": 5e6, "path": 1e6}}
+        assert found == ([("config_adopted", {"directory": str(place), "values": values})] if number == 0 else [])
 
 
 def test_keys_that_do_not_fit_what_was_adopted_are_refused_all_the_same(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.rundir import find_runs
+from harness.rundir import KILLED, find_runs
 from tests.conftest import SHALLOW, call
 
 pytestmark = pytest.mark.titan
@@ -40,6 +41,30 @@ def test_refused_then_resumed(tmp_path: Path) -> None:
     assert checks["first_step_loss"]["verdict"] == "skipped"
     assert checks["first_step_loss"]["evidence"].startswith(f"resumed from step 2 in {dump / 'checkpoint'}: no step")
     assert checks["steps_logged"]["value"] == 2
+
+
+def test_a_requeued_job_goes_on_from_a_full_step(tmp_path: Path) -> None:
+    """And not from the last one, which holds the model alone; its losses are those of the first attempt."""
+    arguments = ["+path=native_4b", *SHALLOW, f"runs={tmp_path / 'runs'}", "tracking=off", "platform.num_ranks=1"]
+    arguments += ["train.steps=6", "train.flags=[--checkpoint.enable,--checkpoint.interval,2]"]
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "a", "SLURMD_NODENAME": "a"}
+    first = call("harness", *arguments, env=slurm)
+    assert first.exit_code == 0, first.stdout + first.stderr
+    (run,) = find_runs(tmp_path / "runs")
+    before = {row["step"]: row["loss"] for row in run.rows()}
+    status = run.status()
+    assert status is not None
+    run.write_status(replace(status, state=KILLED, exit_code=143))  # as if it had been cut off while recording
+    again = call("harness", *arguments, env=slurm | {"SLURM_RESTART_COUNT": "1"})
+    assert again.exit_code == 0, again.stdout + again.stderr
+    (run,) = find_runs(tmp_path / "runs")
+    assert {row["step"]: row["loss"] for row in run.rows()} == {step: before[step] for step in (5, 6)}
+    assert run.manifest()["init"]["resumed_step"] == 4
+    checks = {check["name"]: check for check in run.checks()}
+    assert checks["steps_logged"]["evidence"] == "2 of 2 steps that are logged"
+    assert {name for name, check in checks.items() if check["verdict"] != "pass"} == {"first_step_loss"}
+    said = [event["data"]["message"] for event in run.events() if event["kind"] == "checkpoint_set_aside"]
+    assert said == ["step-6 is now attempt-1-of-6: the model alone"]
 
 
 def test_a_resumed_training_exports_from_where_it_saved(tmp_path: Path) -> None:
