@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from harness.weights import (
     read_tensors,
     weight_problems,
 )
+from tests.conftest import ROOT
 from tests.weights.checkpoints import FOUR_B, TINY, TINY_MOE, write, write_config, write_sparse
 
 
@@ -37,6 +40,22 @@ def test_the_key_check_of_4b_reads_no_tensor(tmp_path: Path) -> None:
     tensors = read_tensors(tmp_path)
     assert len(tensors) == 36 * 11 + 2
     assert max(tensor.end for tensor in tensors.values()) == file.stat().st_size
+
+
+def test_the_key_check_of_4b_takes_little_memory(tmp_path: Path) -> None:
+    """In a process of its own, whose highest resident size is the kernel's figure (VmHWM, kB)."""
+    code = (
+        "import sys; from tests.weights.checkpoints import FOUR_B; from harness.weights import weight_problems\n"
+        "print(weight_problems(__import__('pathlib').Path(sys.argv[1]), FOUR_B))\n"
+        "print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')])"
+    )
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("no /proc here")
+    place = write_sparse(tmp_path, FOUR_B)
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=True, cwd=ROOT)
+    problems, kilobytes = done.stdout.split("\n")[:2]
+    assert problems == "[]"
+    assert 1_000 < int(kilobytes) < 200_000
 
 
 def test_missing_extra_and_transposed(tmp_path: Path) -> None:
