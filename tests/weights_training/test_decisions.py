@@ -106,6 +106,20 @@ def test_the_reference_is_computed_unasked_where_it_is_small(monkeypatch: pytest
     assert not reference_plan(pretrained(plan_of(checks=ChecksConfig(reference_loss="never")))).wanted
 
 
+@pytest.mark.parametrize("verdict", ["pass", "fail", "skipped"])
+def test_weights_that_know_little_are_told_from_weights_that_were_not_loaded(
+    verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pretrained(plan_of(export=ExportConfig(enabled=False)))
+    monkeypatch.setattr(Proof, "reference_loss", lambda *unused: Check("reference_loss_diff", verdict, ""))
+    proof = Proof(made, make_spec(made, tmp_path, prepare=False), RunDir(tmp_path))
+    said = {}
+    for loss in (6.7, 6.5):
+        band, *_ = proof.checks([Row(kind="train", segment=0, step=1, loss=loss)], End(exit_code=1))
+        said[loss] = (band.verdict, "plain Transformers gives the same" in band.evidence)
+    assert said == {6.7: ("fail", verdict == "pass"), 6.5: ("pass", False)}
+
+
 @pytest.mark.parametrize("mode", ["random", "pretrained"])
 def test_a_resumed_training_shows_nothing_of_the_weights_that_were_asked_for(mode: str, tmp_path: Path) -> None:
     """Its first logged step is not step 1 of these weights; step 0 has one, but of the checkpoint's."""
