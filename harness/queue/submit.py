@@ -77,14 +77,14 @@ def submit(pilots: Sequence[Pilot], settings: Settings, runs: Path) -> list[Subm
     """
     if settings.order not in (CHAIN, ALLOCATION):
         raise ConfigError(f"hydra.launcher.order={settings.order}: one of {CHAIN}, {ALLOCATION} was expected")
+    if settings.order == ALLOCATION and len({pilot.nodes for pilot in pilots}) > 1:
+        raise ConfigError("one allocation has one number of nodes: hydra.launcher.order=chain, or equal num_nodes")
     if not slurm.available():
         raise ConfigError("hydra/launcher=slurm needs Slurm's commands (squeue, sbatch) here: type it on a login node")
     try:
         import submitit
     except ImportError as error:
         raise ConfigError("hydra/launcher=slurm needs submitit: pip install '.[cluster]'") from error
-    if settings.order == ALLOCATION and len({pilot.nodes for pilot in pilots}) > 1:
-        raise ConfigError("one allocation has one number of nodes: hydra.launcher.order=chain, or equal num_nodes")
     groups = [tuple(pilots)] if settings.order == ALLOCATION else [(pilot,) for pilot in pilots]
     jobs: list[Submitted] = []
     try:

@@ -60,13 +60,16 @@ def test_one_allocation_has_time_for_all() -> None:
 def test_what_cannot_be_submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="order=sideways: one of chain, allocation was expected"):
         submit.submit([PILOT], Settings(order="sideways"), tmp_path)
+    other = Pilot(name="x", overrides=(), nodes=1)
+    with pytest.raises(ConfigError, match="one allocation has one number of nodes"):
+        submit.submit([PILOT, other], Settings(order=ALLOCATION), tmp_path)
     monkeypatch.setattr(slurm, "available", lambda: False)
     with pytest.raises(ConfigError, match="needs Slurm's commands"):
         submit.submit([PILOT], Settings(), tmp_path)
     monkeypatch.setattr(slurm, "available", lambda: True)
-    other = Pilot(name="x", overrides=(), nodes=1)
-    with pytest.raises(ConfigError, match="one allocation has one number of nodes"):
-        submit.submit([PILOT, other], Settings(order=ALLOCATION), tmp_path)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ConfigError, match="needs submitit: pip install"):
+        submit.submit([PILOT], Settings(), tmp_path)
 
 
 # -- in the job -------------------------------------------------------------------------------------------------------
