@@ -20,6 +20,7 @@ COMMAND = (
 
 
 @pytest.mark.titan
+@pytest.mark.faults
 def test_ctrl_c_in_a_training_and_the_same_command_again(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     sweep = start(*COMMAND, f"runs={runs}")

@@ -10,7 +10,7 @@ import pytest
 from harness.rundir import KILLED, find_runs
 from tests.conftest import SHALLOW, call
 
-pytestmark = pytest.mark.titan
+pytestmark = [pytest.mark.titan, pytest.mark.faults]
 
 
 def test_refused_then_resumed(tmp_path: Path) -> None:
