@@ -53,7 +53,7 @@ WRONG = {
         ["+path=native_4b", "init.path=/somewhere"],
         "init=random does not load init.path=/somewhere: say init=pretrained, or leave the path out",
     ),
-    "pretrained without a path": (["+path=native_4b", "init=pretrained"], "init=pretrained needs init.path=, a directory"),
+    "pretrained without a path": (["+path=native_4b", "init=pretrained"], "init=pretrained needs init.path=, a dir"),
     "no weights there": (["+path=native_4b", "init=pretrained", "init.path=/nowhere"], "init.path=/nowhere"),
     "another model": (
         ["+path=native_4b", "path.published.num_layers=64"],
