@@ -31,6 +31,7 @@ test-cluster: $(STAMP)
 
 # As root on Debian or Ubuntu: what test-cluster starts. A cluster of yours has its own.
 cluster-tools: $(STAMP)
+	apt-get update -qq || true
 	apt-get install -y --no-install-recommends slurm-wlm munge postgresql
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cluster]'
 
