@@ -5,14 +5,11 @@ Pilots run one after the other, in order, whatever the launcher: side by side th
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.launcher import Launcher
@@ -20,6 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 
 from harness.plan import ConfigError
+from harness.plugin import put_into_namespace
 from harness.preflight import refuse_impossible
 from harness.rundir import RunDir, claimed
 from harness.sweep import view
@@ -186,19 +184,11 @@ class InterleavedSweeper(Sweeper):
 
 
 def register() -> None:
-    """Make ``hydra/sweeper=interleaved`` known to Hydra, which looks for plugins in one namespace only: this module
-    is put there under another name, so that no package of that name has to lie beside ours."""
+    """Make ``hydra/sweeper=interleaved`` known to Hydra."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
-    namespace, _, name = PLUGIN.partition(".")
-    try:
-        package = importlib.import_module(namespace)
-    except ImportError:  # no plugin is installed
-        package = sys.modules[namespace] = ModuleType(namespace)
-        package.__path__ = []
-    sys.modules[PLUGIN] = sys.modules[__name__]
-    setattr(package, name, sys.modules[__name__])
+    put_into_namespace(__name__, PLUGIN)
     ConfigStore.instance().store(group=GROUP, name=NAME, node=InterleavedConf)
     Plugins.instance().register(InterleavedSweeper)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -16,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 
 from harness import slurm
 from harness.plan import ConfigError, make_plan
+from harness.plugin import put_into_namespace
 from harness.queue.follow import wait
 from harness.queue.submit import Pilot, Settings, Submitted, submit
 from harness.terminal import make_console
@@ -145,19 +144,12 @@ def _yes(question: str) -> bool:
 
 
 def register(listen: Listener, received: list[signal.Signals]) -> None:
-    """Make the launcher known to Hydra, which looks for plugins in one namespace only, and tell ``listen`` of each
-    outcome, and whether it belongs to an interleaved sweep. ``received``: the signals that come."""
+    """Make the launcher known to Hydra, and tell ``listen`` of each outcome, and whether it belongs to an interleaved
+    sweep. ``received``: the signals that come."""
     global _received
     from hydra.core.plugins import Plugins
 
-    namespace, _, name = PLUGIN.partition(".")
-    try:
-        package = importlib.import_module(namespace)
-    except ImportError:  # no plugin is installed
-        package = sys.modules[namespace] = ModuleType(namespace)
-        package.__path__ = []
-    sys.modules[PLUGIN] = sys.modules[__name__]
-    setattr(package, name, sys.modules[__name__])
+    put_into_namespace(__name__, PLUGIN)
     _listeners[:] = [listen]
     _received = received
     Plugins.instance().register(SlurmLauncher)

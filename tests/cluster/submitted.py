@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -16,7 +15,7 @@ from harness.launch import environment_of
 from harness.rundir import RunDir, Status, find_runs
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.conftest import ROOT, SHALLOW, Called, environment
-from tests.faults.pilots import standin
+from tests.faults.pilots import processes_naming, standin
 
 PATIENCE_S = 120.0
 REAL = ("+path=native_4b", "platform=cpu", *SHALLOW, "sampling.enabled=false")
@@ -83,16 +82,7 @@ class Queue:
 
     def left_over(self) -> list[str]:
         """Processes that name this directory of runs in their command or environment: none, on any node."""
-        mark, found = str(self.runs).encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    command, environ = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-                except OSError:
-                    continue
-                if mark in command or mark in environ:
-                    found.append(f"{entry.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
-        return found
+        return processes_naming(str(self.runs))
 
     def assert_nothing_left(self, seconds: float = 20.0) -> None:
         """What is being ended is given a moment."""

@@ -100,9 +100,9 @@ def torchrun_of(run: RunDir) -> int:
     return pid
 
 
-def leftovers(run: RunDir) -> list[str]:
-    """Processes that carry the run's id in their environment, or its directory in their command."""
-    mark, found = run.run_id.encode(), []
+def processes_naming(text: str) -> list[str]:
+    """Processes that have ``text`` in their command or environment, this one left out."""
+    mark, found = text.encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -117,7 +117,7 @@ def leftovers(run: RunDir) -> list[str]:
 def assert_gone(run: RunDir, seconds: float = 5.0) -> None:
     """No process is left; those that the kernel is about to kill are given a moment."""
     deadline = time.monotonic() + seconds
-    while (found := leftovers(run)) and time.monotonic() < deadline:
+    while (found := processes_naming(run.run_id)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert found == []
 
